@@ -1,0 +1,49 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help train test check lint bench docs fmt clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+train: $(READY) ## train a small softmax policy with the one-file example
+	$(BIN)/python examples/one_file_grpo.py
+
+test: $(READY) ## run the whole test suite
+	$(BIN)/python -m pytest
+
+check: lint ## lint, then the fast tests; run it before every commit
+	$(BIN)/python -m pytest -q tests/unit tests/architecture
+
+lint: $(READY) ## ruff, import directions, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/mypy
+
+bench: $(READY) ## time the objective against the same loss written inline
+	$(BIN)/python bench/core_overhead.py
+
+docs: $(READY) ## write the generated pages, then build HTML into docs/_build/html
+	$(BIN)/python docs/make_pages.py
+	$(BIN)/python -m sphinx -M html docs docs/_build -W --keep-going
+
+fmt: $(READY) ## format the code and apply the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove caches and built files; the virtual environment stays
+	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find grpo tests docs examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first, so that its large download fails early; with it what builds this package, pinned like the rest
+# because nothing is built in isolation.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch hatchling editables
+	$(PIP) --no-build-isolation -e '.[dev]'
+	touch $@

@@ -1,0 +1,36 @@
+"""Sphinx settings; `make docs` builds the pages."""
+
+import re
+
+import grpo
+
+project = "anygrpo"
+author = "The anygrpo authors"
+copyright = author
+release = version = grpo.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+
+autodoc_default_options = {"members": True, "member-order": "bysource"}
+autodoc_typehints = "signature"
+add_module_names = False
+
+html_theme = "furo"
+html_title = f"anygrpo {release}"
+
+
+def plain_text(app, what, name, obj, options, lines):
+    """Our docstrings are text with `code` in backticks, not reStructuredText: |A| is an absolute value."""
+    text = re.sub(
+        r"``?([^`]+)``?|([\\|*_])",
+        lambda found: rf"\ ``{found[1]}``\ " if found[1] else rf"\{found[2]}",
+        "\n".join(lines),
+    )
+    lines[:] = text.split("\n")
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", plain_text)

@@ -1,0 +1,37 @@
+"""Group Relative Policy Optimization: one small exact algorithm, a room for each domain.
+
+The names below are looked up when first used, so that `import grpo` loads no array library.
+The loss itself is `from grpo.objective import objective`; its formulas are the pure functions in `grpo.core`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpo.experience import Experience
+    from grpo.recipes import RECIPES, Recipe, recipe
+    from grpo.rollouts import Denominators, Rollouts
+
+__version__ = "0.1.0"
+
+__all__ = ["RECIPES", "Denominators", "Experience", "Recipe", "Rollouts", "recipe"]
+
+_HOME = {
+    "Denominators": "grpo.rollouts",
+    "Experience": "grpo.experience",
+    "RECIPES": "grpo.recipes",
+    "Recipe": "grpo.recipes",
+    "Rollouts": "grpo.rollouts",
+    "recipe": "grpo.recipes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,286 @@
+"""How good was each try, compared with its group: baselines, scales, credit, whitening.
+
+Functions over M values take a group id and a weight for each. M is N for whole trajectories, or N·T flattened when
+groups live inside trajectories (`step_groups`). A weight is 1 for a value that counts, 0 for one that does not (a
+failed reward: its value is never read), and 1/k for each of the k rows of one episode, so that it counts once.
+
+Statistics are taken on differences from the largest member of the group, so a group of equal values gives exactly
+zero: 7 × 0.1 has a rounded mean that is not 0.1, and 0.1 + 0.2 is not 0.3 (`settle_ties`).
+"""
+
+from __future__ import annotations
+
+from grpo.core.arrays import (
+    Array,
+    astype,
+    clip,
+    expect_finite,
+    expect_ndim,
+    expect_shape,
+    group_index,
+    is_traced,
+    machine_epsilon,
+    masked,
+    namespace,
+    positions,
+    segment_max,
+    segment_sum,
+    wide,
+    zeros,
+)
+
+_TIE_ULPS = 4.0
+"""Values this many units in the last place apart are equal: a sum of a few rewards is not more exact than that."""
+
+
+# --- the group: what its members are compared with ------------------------------------------------------------------
+
+
+def _door(value_M: Array, group_M: Array, weight_M: Array | None) -> tuple[Array, Array, Array]:
+    """Check shapes and numbers once; give widened values, dense group index, float weights."""
+    expect_ndim(1, value=value_M)
+    expect_shape(tuple(value_M.shape), group=group_M, weight=weight_M)
+    value_M = wide(value_M)
+    weight_M = zeros(value_M.shape, value_M, 1.0) if weight_M is None else astype(weight_M, value_M)
+    expect_finite(where=weight_M > 0, value=value_M)
+    return masked(value_M, weight_M > 0), group_index(group_M), weight_M
+
+
+def _largest(value_M: Array, index_M: Array, weight_M: Array) -> Array:
+    """Largest valid value of each entry's group; 0 for a group without one."""
+    xp = namespace(value_M)
+    low = zeros((), value_M, float("-inf"))
+    top_M = segment_max(xp.where(weight_M > 0, value_M, low), index_M)[index_M]
+    return masked(top_M, top_M > low)
+
+
+def settle_ties(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
+    """Values within rounding of their group's largest become equal to it, so 0.1 + 0.2 ties with 0.3."""
+    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    xp = namespace(value_M)
+    top_M = _largest(value_M, index_M, weight_M)
+    size_M = xp.maximum(xp.abs(value_M), xp.abs(top_M))
+    tied_M = xp.abs(value_M - top_M) <= _TIE_ULPS * machine_epsilon(value_M) * size_M
+    return xp.where(tied_M & (weight_M > 0), top_M, value_M)
+
+
+def group_count(group_M: Array, weight_M: Array) -> Array:
+    """Number of members that count in each entry's group: Σ w (an episode of several rows counts once)."""
+    expect_shape(tuple(weight_M.shape), group=group_M)
+    index_M = group_index(group_M)
+    return segment_sum(weight_M, index_M)[index_M]
+
+
+def group_mean(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
+    """b_i = mean of the group of i. GRPO, arXiv:2402.03300 (eq. 3)."""
+    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    top_M = _largest(value_M, index_M, weight_M)
+    gap_M = (value_M - top_M) * weight_M
+    count_M = segment_sum(weight_M, index_M)[index_M]
+    return top_M + segment_sum(gap_M, index_M)[index_M] / _at_least_one(count_M)
+
+
+def leave_one_out(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
+    """b_i = mean of the *other* members; the own value where there is no other. RLOO, arXiv:2402.14740."""
+    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    xp = namespace(value_M)
+    top_M = _largest(value_M, index_M, weight_M)
+    gap_M = value_M - top_M
+    others_M = segment_sum(weight_M, index_M)[index_M] - 1.0
+    rest_M = segment_sum(gap_M * weight_M, index_M)[index_M] - gap_M
+    alone_M = others_M < 0.5
+    return xp.where(alone_M, value_M, top_M + rest_M / xp.where(alone_M, zeros((), value_M, 1.0), others_M))
+
+
+def length_weighted_mean(value_M: Array, group_M: Array, length_M: Array, weight_M: Array | None = None) -> Array:
+    """b_i = Σ len·r / Σ len over the group: the variance-optimal constant baseline. OPO, arXiv:2505.23585."""
+    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    expect_shape(tuple(value_M.shape), length=length_M)
+    share_M = astype(length_M, value_M) * weight_M
+    top_M = _largest(value_M, index_M, weight_M)
+    total_M = segment_sum(share_M, index_M)[index_M]
+    gap_M = segment_sum((value_M - top_M) * share_M, index_M)[index_M]
+    return top_M + gap_M / namespace(value_M).where(total_M > 0, total_M, zeros((), value_M, 1.0))
+
+
+def runner_up(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
+    """b_i = second best of the group for its single best member, the own value for everybody else.
+
+    Only a unique best try is reinforced, by its lead: max − second max. Pass@k training, arXiv:2503.19595.
+    """
+    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    xp = namespace(value_M)
+    low = zeros((), value_M, float("-inf"))
+    top_M = _largest(value_M, index_M, weight_M)
+    best_M = (value_M == top_M) & (weight_M > 0)
+    ties_M = segment_sum(masked(weight_M, best_M), index_M)[index_M]
+    rest_M = xp.where(best_M | (weight_M <= 0), low, value_M)
+    second_M = segment_max(rest_M, index_M)[index_M]
+    return xp.where(best_M & (ties_M < 1.5) & (second_M > low), second_M, value_M)
+
+
+# --- the scale: what a difference is measured in --------------------------------------------------------------------
+
+
+def group_std(value_M: Array, group_M: Array, weight_M: Array | None = None, ddof: float = 1.0) -> Array:
+    """s_i = √(Σ (r − mean)² / (n − ddof)) over the group; 0 where n ≤ ddof. GRPO, arXiv:2402.03300."""
+    mean_M = group_mean(value_M, group_M, weight_M)
+    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    square_M = segment_sum(weight_M * (value_M - mean_M) ** 2, index_M)[index_M]
+    return _root_of_ratio(square_M, segment_sum(weight_M, index_M)[index_M] - ddof)
+
+
+def batch_std(value_M: Array, weight_M: Array | None = None, ddof: float = 1.0) -> Array:
+    """s = standard deviation over the whole batch, repeated M times. Lite PPO, arXiv:2508.08221."""
+    return group_std(value_M, zeros(value_M.shape, wide(value_M)), weight_M, ddof)
+
+
+def divide(value: Array, scale: Array, eps: float) -> Array:
+    """value / (scale + eps); 0 where both are 0 (a group without spread has no signal, not an infinite one)."""
+    expect_shape(tuple(value.shape), scale=scale)
+    xp = namespace(value)
+    divisor = scale + eps
+    return masked(value, divisor != 0) / xp.where(divisor != 0, divisor, zeros((), value, 1.0))
+
+
+def expect_not_negative(value_M: Array, weight_M: Array) -> None:
+    """Raise on a negative value: dividing by a mean needs rewards that say how good, not how bad."""
+    xp = namespace(value_M)
+    if not is_traced(value_M) and bool(xp.any((value_M < 0) & (weight_M > 0))):
+        worst = float(xp.amin(masked(value_M, weight_M > 0)))
+        raise ValueError(f"scale=group_mean needs rewards ≥ 0, got {worst:g}; shift them, or use scale=group_std")
+
+
+def signal_share(signal_M: Array) -> Array:
+    """M / (number of entries with signal), repeated: makes up for those whose gradient is 0. GPG, arXiv:2504.02546."""
+    xp = namespace(signal_M)
+    share_M = wide(signal_M)
+    return zeros(share_M.shape, share_M, 1.0) * share_M.shape[0] / clip(xp.sum(share_M), 1.0, None)
+
+
+# --- credit: which decisions a reward belongs to --------------------------------------------------------------------
+
+
+def combine_rewards(reward_parts_NK: Array, weight_K: Array) -> tuple[Array, Array]:
+    """Weighted sum of several rewards, NaN = this reward has no opinion on the row; and which rows have any opinion."""
+    expect_ndim(2, reward_parts=reward_parts_NK)
+    expect_shape((reward_parts_NK.shape[1],), weight=weight_K)
+    xp = namespace(reward_parts_NK)
+    parts_NK = wide(reward_parts_NK)
+    opinion_NK = ~xp.isnan(parts_NK)
+    expect_finite(where=opinion_NK, reward_parts=parts_NK)
+    total_N = xp.sum(masked(parts_NK, opinion_NK) * astype(weight_K, parts_NK), axis=1)
+    return total_N, xp.any(opinion_NK, axis=1)
+
+
+def episode_mean(value_N: Array, episode_N: Array) -> tuple[Array, Array]:
+    """Each row's value becomes the mean over its episode's rows; and the weight 1/k that lets an episode count once."""
+    value_N = wide(value_N)
+    weight_N = 1.0 / group_count(episode_N, zeros(value_N.shape, value_N, 1.0))
+    return group_mean(value_N, episode_N), weight_N
+
+
+def step_groups(group_N: Array, steps: int) -> Array:
+    """Group ids (N, T) that compare decisions only with the same step of the same group."""
+    index_N = group_index(group_N)
+    return index_N[:, None] * steps + positions(steps, index_N)[None, :]
+
+
+def reward_to_go(reward_NT: Array, mask_NT: Array, gamma: float = 1.0) -> Array:
+    """G_t = r_t + γ·G_{t+1} over the decisions that count; other positions carry the next return unchanged.
+
+    log₂ T doubling steps instead of T sequential ones, so it is fast eagerly and compiles to a small graph.
+    """
+    expect_ndim(2, reward=reward_NT)
+    expect_shape(tuple(reward_NT.shape), mask=mask_NT)
+    xp = namespace(reward_NT)
+    total = masked(wide(reward_NT), mask_NT)
+    one = zeros(total.shape, total, 1.0)
+    decay = xp.where(mask_NT, one * gamma, one)
+    stride = 1
+    while stride < total.shape[1]:
+        pad = zeros((total.shape[0], stride), total)
+        total = total + decay * _join(xp, total[:, stride:], pad)
+        decay = decay * _join(xp, decay[:, stride:], pad)
+        stride *= 2
+    return total
+
+
+def optimal_token_baseline(
+    return_NT: Array, mask_NT: Array, group_N: Array, energy_NT: Array, eps: float = 1e-8
+) -> Array:
+    """b_t = Σ_group G_t·W_t / Σ_group W_t with W_t the energy ‖∇ log π‖² spent so far: the variance-optimal baseline.
+
+    A tail that only one trajectory of the group reaches has nothing to be compared with: its baseline is 0.
+    """
+    expect_shape(tuple(return_NT.shape), mask=mask_NT, energy=energy_NT)
+    xp = namespace(return_NT)
+    steps = return_NT.shape[1]
+    index_N = group_index(group_N)
+    weight_NT = masked(xp.cumsum(masked(energy_NT, mask_NT), axis=1), mask_NT)
+    above_NT = _by_step(return_NT * weight_NT, index_N)
+    below_NT = _by_step(weight_NT, index_N)
+    alive_NT = positions(steps, index_N)[None, :] < _length(mask_NT)
+    company_NT = _by_step(astype(alive_NT, return_NT), index_N)
+    return masked(above_NT / (below_NT + eps), mask_NT & (company_NT > 1.5))
+
+
+def decision_energy(old_logp_NT: Array, sum_sq_NT: Array) -> Array:
+    """‖∇_logits log π(a)‖² = 1 − 2π(a) + Σ_v π(v)²: how strongly one sampled decision pulls."""
+    expect_shape(tuple(old_logp_NT.shape), sum_sq=sum_sq_NT)
+    return 1.0 - 2.0 * namespace(old_logp_NT).exp(old_logp_NT) + sum_sq_NT
+
+
+# --- whitening ------------------------------------------------------------------------------------------------------
+
+
+def whiten(
+    x_NT: Array, mask_NT: Array, weight_NT: Array | None = None, ddof: float = 1.0, eps: float = 1e-8, root: bool = True
+) -> Array:
+    """(x − mean) / √(var + eps) over all that counts; `root=False`: / (std + eps). REINFORCE++, arXiv:2501.03262.
+
+    It spans rows and shifts every value: a group without signal gets −mean/std, not 0.
+    """
+    expect_shape(tuple(x_NT.shape), mask=mask_NT, weight=weight_NT)
+    xp = namespace(x_NT)
+    x_NT = masked(wide(x_NT), mask_NT)
+    weight_NT = zeros(x_NT.shape, x_NT, 1.0) if weight_NT is None else astype(weight_NT, x_NT)
+    weight_NT = masked(weight_NT, mask_NT)
+    count = xp.sum(weight_NT)
+    centred_NT = masked(x_NT - xp.sum(x_NT * weight_NT) / _at_least_one(count), mask_NT)
+    variance = xp.sum(weight_NT * centred_NT**2) / clip(count - ddof, 1.0, None)
+    spread = xp.sqrt(variance + eps) if root else xp.sqrt(variance) + eps
+    return divide(centred_NT, zeros(x_NT.shape, x_NT, 1.0) * spread, 0.0)
+
+
+# --- pieces ---------------------------------------------------------------------------------------------------------
+
+
+def _at_least_one(count: Array) -> Array:
+    return namespace(count).where(count > 0, count, zeros((), count, 1.0))
+
+
+def _root_of_ratio(square: Array, degrees: Array) -> Array:
+    xp = namespace(square)
+    enough = degrees > 0
+    return masked(xp.sqrt(square / xp.where(enough, degrees, zeros((), square, 1.0))), enough)
+
+
+def _join(xp: object, left: Array, right: Array) -> Array:
+    return xp.concatenate([left, right], axis=1)  # type: ignore[attr-defined]
+
+
+def _by_step(x_NT: Array, index_N: Array) -> Array:
+    """Sum over the members of the group at each step, given back to every member."""
+    steps = x_NT.shape[1]
+    flat_M = index_N[:, None] * steps + positions(steps, index_N)[None, :]
+    flat_M = flat_M.reshape(-1)
+    return segment_sum(x_NT.reshape(-1), flat_M)[flat_M].reshape(x_NT.shape)
+
+
+def _length(mask_NT: Array) -> Array:
+    """Last decision that counts plus one, as (N, 1)."""
+    xp = namespace(mask_NT)
+    step_T = positions(mask_NT.shape[1], mask_NT) + 1
+    ends_NT = xp.where(mask_NT, step_T[None, :], step_T[None, :] * 0)
+    return xp.amax(ends_NT, axis=1, keepdims=True)

@@ -1,0 +1,176 @@
+"""One namespace for NumPy, PyTorch and JAX, and the few operations their namespaces do not share.
+
+Nothing here imports a framework: an array brings its own. Half-precision inputs are widened to float32 at the
+door (`wide`), because a ratio of e^20 does not fit in float16.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+Array = Any
+"""A NumPy, PyTorch or JAX array. Trailing capitals in a name are its dimensions (see `grpo.rollouts`)."""
+
+EXP_LIMIT = 20.0
+"""Largest log-ratio that is exponentiated: e^20 ≈ 4.9e8 is finite in float32 and beyond any useful ratio."""
+
+
+def namespace(*arrays: Array) -> Any:
+    """The module (`numpy`, `torch` or `jax.numpy`) whose arrays these are; the first array decides."""
+    for array in arrays:
+        for cls in type(array).__mro__:
+            root = cls.__module__.partition(".")[0]
+            if root == "torch":
+                return sys.modules["torch"]
+            if root in ("jax", "jaxlib"):
+                return sys.modules["jax.numpy"]
+            if root == "numpy":
+                return sys.modules["numpy"]
+    kinds = ", ".join(type(a).__name__ for a in arrays) or "nothing"
+    raise TypeError(f"expected a NumPy, PyTorch or JAX array, got {kinds}; convert it first, e.g. numpy.asarray(x)")
+
+
+def is_torch(array: Array) -> bool:
+    """Whether the array is a PyTorch tensor."""
+    return namespace(array).__name__ == "torch"
+
+
+def is_traced(array: Array) -> bool:
+    """Whether the array has no values to look at (inside `jax.jit`, `jax.grad`)."""
+    return "Tracer" in type(array).__name__
+
+
+def stop_gradient(x: Array) -> Array:
+    """The same values, treated as a constant by automatic differentiation."""
+    if is_torch(x):
+        return x.detach()
+    if namespace(x).__name__ == "numpy":
+        return x
+    return sys.modules["jax"].lax.stop_gradient(x)
+
+
+def with_gradient_of(value: Array, gradient: Array) -> Array:
+    """`value` going forward, the gradient of `gradient` going backward (straight-through)."""
+    return stop_gradient(value) + gradient - stop_gradient(gradient)
+
+
+def astype(x: Array, like: Array) -> Array:
+    """`x` in the dtype of `like`, on the device of `like`."""
+    return x.to(device=like.device, dtype=like.dtype) if is_torch(x) else x.astype(like.dtype)
+
+
+def wide(x: Array) -> Array:
+    """`x` in at least float32, so that half precision neither overflows nor loses small ratios."""
+    xp = namespace(x)
+    if is_torch(x):
+        return x.float() if x.dtype in (xp.float16, xp.bfloat16) or not x.is_floating_point() else x
+    kind = str(x.dtype)
+    return x if kind in ("float32", "float64") else x.astype(xp.float32)
+
+
+def machine_epsilon(x: Array) -> float:
+    """Spacing of floating-point numbers around 1 in the dtype of `x`."""
+    return float(namespace(x).finfo(x.dtype).eps)
+
+
+def zeros(shape: tuple[int, ...], like: Array, fill: float = 0.0) -> Array:
+    """An array of `fill` with the dtype and device of `like`."""
+    xp = namespace(like)
+    kwargs = {"device": like.device} if is_torch(like) else {}
+    return xp.full(shape, fill, dtype=like.dtype, **kwargs)
+
+
+def positions(count: int, like: Array) -> Array:
+    """0, 1, …, count − 1 as integers on the device of `like`."""
+    xp = namespace(like)
+    return xp.arange(count, device=like.device) if is_torch(like) else xp.arange(count)
+
+
+def clip(x: Array, low: float | None, high: float | None) -> Array:
+    """`x` limited to [low, high]; an open side is None."""
+    if low is None and high is None:
+        return x
+    return namespace(x).clip(x, low, high)
+
+
+def masked(x: Array, mask: Array) -> Array:
+    """`x` where the mask is set and exact zeros elsewhere: garbage (even NaN) there has no value and no gradient."""
+    return namespace(x).where(mask, x, zeros((), x))
+
+
+def row_sum(x_NT: Array, mask_NT: Array) -> Array:
+    """Σ_t over the decisions that count, as (N, 1)."""
+    return namespace(x_NT).sum(masked(x_NT, mask_NT), axis=1, keepdims=True)
+
+
+def row_mean(x_NT: Array, mask_NT: Array) -> Array:
+    """Mean over the decisions that count, as (N, 1); 0 for a row without any."""
+    return row_sum(x_NT, mask_NT) / clip(row_count(mask_NT, x_NT), 1.0, None)
+
+
+def row_count(mask_NT: Array, like: Array) -> Array:
+    """Number of decisions that count in each row, as (N, 1), in the dtype of `like`."""
+    return astype(namespace(mask_NT).sum(mask_NT, axis=1, keepdims=True), like)
+
+
+def group_index(group_M: Array) -> Array:
+    """Group ids renumbered 0, 1, … so that they can index an array of M slots; any integers come in."""
+    xp = namespace(group_M)
+    if xp.__name__ == "jax.numpy":
+        return xp.unique(group_M, return_inverse=True, size=group_M.shape[0])[1].reshape(-1)
+    return xp.unique(group_M, return_inverse=True)[1].reshape(-1)
+
+
+def segment_sum(x_M: Array, index_M: Array) -> Array:
+    """Sum of the entries of each group, in M slots (only the first, one per group, are filled)."""
+    slots = zeros(x_M.shape, x_M)
+    if is_torch(x_M):
+        return slots.index_add(0, index_M, x_M)
+    if namespace(x_M).__name__ == "numpy":
+        sys.modules["numpy"].add.at(slots, index_M, x_M)
+        return slots
+    return slots.at[index_M].add(x_M)
+
+
+def segment_max(x_M: Array, index_M: Array) -> Array:
+    """Largest entry of each group, in M slots; −inf where a slot has no entry."""
+    slots = zeros(x_M.shape, x_M, float("-inf"))
+    if is_torch(x_M):
+        return slots.scatter_reduce(0, index_M, x_M, "amax")
+    if namespace(x_M).__name__ == "numpy":
+        sys.modules["numpy"].maximum.at(slots, index_M, x_M)
+        return slots
+    return slots.at[index_M].max(x_M)
+
+
+def expect_shape(shape: tuple[int, ...], **arrays: Array | None) -> None:
+    """Raise unless every given array has this shape: broadcasting (N,) against (N, T) is how GRPO goes wrong."""
+    for name, array in arrays.items():
+        if array is not None and tuple(array.shape) != tuple(shape):
+            raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {tuple(shape)}")
+
+
+def expect_ndim(ndim: int, **arrays: Array) -> None:
+    """Raise unless every array has this many dimensions."""
+    for name, array in arrays.items():
+        if getattr(array, "ndim", None) != ndim:
+            shape = tuple(array.shape) if hasattr(array, "shape") else type(array).__name__
+            raise ValueError(f"{name} has shape {shape}, expected {ndim} dimension(s)")
+
+
+def expect_finite(where: Array | None = None, **arrays: Array | None) -> None:
+    """Raise on NaN or inf, naming the field and the row, except where `where` is unset (those never count)."""
+    for name, array in arrays.items():
+        if array is None or is_traced(array) or (where is not None and is_traced(where)):
+            continue
+        xp = namespace(array)
+        bad = ~xp.isfinite(wide(array))
+        if where is not None:
+            bad = bad & where
+        if bool(xp.any(bad)):
+            rows = [[int(i) for i in index] for index in xp.argwhere(bad)]
+            place = f"row {rows[0][0]}" + (f", decision {rows[0][1]}" if len(rows[0]) > 1 else "")
+            value = float(array[tuple(rows[0])])
+            more = f" ({len(rows)} entries in all)" if len(rows) > 1 else ""
+            raise ValueError(f"{name}: {place} is {value}{more}; every entry that counts must be finite")

@@ -1,0 +1,229 @@
+"""ratio → surrogate → gates → KL → entropy → reduction: the number that is minimised, and what to watch beside it.
+
+Array-agnostic: differentiate it with torch autograd or `jax.grad`. Every term is a sum divided by the minibatch's
+global denominators, so the losses, gradients and metrics of micro-batches add up to those of the whole.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from grpo.core import diagnostics, gates, kl, ratios, reductions, surrogates
+from grpo.core.arrays import EXP_LIMIT, Array, astype, clip, masked, namespace, row_mean, stop_gradient, wide
+from grpo.experience import Experience
+from grpo.recipes import Recipe
+from grpo.rollouts import Scores
+
+
+class Terms(NamedTuple):
+    """The loss and its parts; all additive over micro-batches."""
+
+    loss: Array
+    policy_loss: Array
+    """Without KL and entropy."""
+    kl: Array | None
+    """Mean over decisions of the KL in the loss; None when beta is 0."""
+    entropy: Array | None
+    """Mean over decisions, where the policy gives it or a bonus is asked for."""
+    metrics: dict[str, Array]
+
+
+class Decisions(NamedTuple):
+    """What the objective sees of each decision: (N, T), or fewer columns where chunks or trajectories decide."""
+
+    mask: Array
+    logp: Array
+    log_ratio: Array
+    advantage: Array
+    kl: Array | None
+    entropy: Array | None
+    weight: Array | None
+    """The room's float weight (continuation)."""
+    mismatch: Array | None
+    kept: Array | None
+    """False where the off-policy gate closed."""
+    selected: Array | None
+    """False where the entropy gate closed."""
+
+
+def objective(scores: Scores, batch: Experience, recipe: Recipe) -> Terms:
+    """The loss of a minibatch, or the share of it that a micro-batch contributes."""
+    d = _folded(_decisions(scores, batch, recipe), recipe)
+    over = batch.denominators
+    ratio_NT = _ratio(d, recipe)
+    policy_NT = _gated(_surrogate(ratio_NT, d, recipe), d, batch, recipe)
+    loss = policy_loss = _reduced(policy_NT, d, over, recipe)
+
+    kl_mean = entropy_mean = None
+    if d.kl is not None:
+        kl_NT = d.kl * ratio_NT if recipe.kl_importance else d.kl
+        loss = loss + recipe.beta * _reduced(_weighted(kl_NT, d), d, over, recipe)
+        kl_mean = reductions.token_mean(stop_gradient(kl_NT), d.mask, over)
+    if d.entropy is not None:
+        entropy_mean = reductions.token_mean(stop_gradient(d.entropy), d.mask, over)
+        loss = loss - recipe.entropy_coef * _entropy_bonus(d, over, recipe) if recipe.entropy_coef else loss
+    return Terms(loss, policy_loss, kl_mean, entropy_mean, _metrics(stop_gradient(ratio_NT), d, over, recipe))
+
+
+def _decisions(scores: Scores, batch: Experience, recipe: Recipe) -> Decisions:
+    """Everything the terms need, as recorded: exact zeros, in value and gradient, where nothing was decided."""
+    mask_NT, rollouts = batch.mask_NT, batch.rollouts
+    logp_NT = masked(wide(scores.logp_NT), mask_NT)
+    advantage_NT = masked(astype(batch.advantage_NT, logp_NT), mask_NT)
+    entropy_NT = kept_NT = None
+    if scores.entropy_NT is not None:
+        entropy_NT = masked(wide(scores.entropy_NT), mask_NT)
+    elif recipe.entropy_coef:
+        entropy_NT = masked(kl.sampled_entropy(logp_NT), mask_NT)
+    if recipe.off_policy_threshold is not None:
+        sampled_NT = rollouts.old_logp_NT if rollouts.sampled_logp_NT is None else rollouts.sampled_logp_NT
+        kept_NT = gates.on_policy_enough(logp_NT, sampled_NT, advantage_NT, mask_NT, recipe.off_policy_threshold)
+    return Decisions(
+        mask=mask_NT,
+        logp=logp_NT,
+        log_ratio=ratios.log_ratio(logp_NT, batch.old_logp_NT, mask_NT, recipe.log_ratio_low, recipe.log_ratio_high),
+        advantage=advantage_NT,
+        kl=_kl(logp_NT, scores, batch, recipe),
+        entropy=entropy_NT,
+        weight=None if rollouts.weight_NT is None else astype(rollouts.weight_NT, logp_NT),
+        mismatch=batch.mismatch_NT,
+        kept=kept_NT,
+        selected=batch.selected_NT,
+    )
+
+
+def _kl(logp_NT: Array, scores: Scores, batch: Experience, recipe: Recipe) -> Array | None:
+    """KL of each decision to the other policy, where the loss has that term."""
+    if not recipe.beta or recipe.kl_in != "loss":
+        return None
+    if recipe.kl_estimator == "exact":
+        if scores.exact_kl_NT is None:
+            raise ValueError("kl_estimator=exact needs a policy that gives exact_kl_NT; use k1, k2 or k3 otherwise")
+        return masked(wide(scores.exact_kl_NT), batch.mask_NT)
+    other_NT = batch.ref_logp_NT if recipe.kl_to == "reference" else batch.old_logp_NT
+    other_NT = stop_gradient(logp_NT if other_NT is None else masked(wide(other_NT), batch.mask_NT))
+    if recipe.kl_direction == "current_other":
+        return kl.estimate(logp_NT, other_NT, recipe.kl_estimator, recipe.kl_gradient_estimator, recipe.kl_cap)
+    if recipe.kl_to == "old":  # the other policy is the one that sampled
+        return kl.estimate(other_NT, logp_NT, recipe.kl_estimator, recipe.kl_gradient_estimator, recipe.kl_cap)
+    return kl.estimate(logp_NT, other_NT, "forward", recipe.kl_gradient_estimator, recipe.kl_cap)
+
+
+def _folded(d: Decisions, recipe: Recipe) -> Decisions:
+    """Chunks or whole trajectories as single decisions: log-probs, KL and entropy add up, advantages average."""
+    size = recipe.fold_size(d.mask.shape[1])
+    if size == 1:
+        return d
+
+    def add(x: Array | None) -> Array | None:
+        return None if x is None else ratios.fold(x, d.mask, size)
+
+    def mean(x: Array | None) -> Array | None:
+        return None if x is None else ratios.fold_mean(x, d.mask, size)
+
+    mismatch = mean(d.mismatch)
+    if d.mismatch is not None and recipe.mismatch_level == "token":
+        mismatch = namespace(d.mismatch).exp(clip(add(_log(d.mismatch)), -EXP_LIMIT, EXP_LIMIT))
+    return Decisions(
+        mask=ratios.fold_mask(d.mask, size),
+        logp=add(d.logp),
+        log_ratio=clip(add(d.log_ratio), -EXP_LIMIT, EXP_LIMIT),
+        advantage=mean(d.advantage),
+        kl=add(d.kl),
+        entropy=add(d.entropy),
+        weight=mean(d.weight),
+        mismatch=mismatch,
+        kept=None if d.kept is None else ratios.fold_mask(d.kept & d.mask, size),
+        selected=d.selected,
+    )
+
+
+def _ratio(d: Decisions, recipe: Recipe) -> Array:
+    if recipe.ratio == "sequence":
+        return ratios.sequence_ratio(d.log_ratio, d.mask)
+    if recipe.ratio == "sequence_token":
+        return ratios.sequence_token_ratio(d.log_ratio, d.mask)
+    return ratios.token_ratio(d.log_ratio)
+
+
+def _surrogate(ratio_NT: Array, d: Decisions, r: Recipe) -> Array:
+    """The policy term of each decision."""
+    low, high = r.epsilon, r.clip_high
+    if r.surrogate == "clip":
+        loss_NT = surrogates.clipped(ratio_NT, d.advantage, low, high, r.delta)
+        return loss_NT if r.dual_clip is None else surrogates.dual_clipped(loss_NT, d.advantage, r.dual_clip)
+    if r.surrogate == "geometric":
+        return surrogates.geometric(d.log_ratio, d.advantage, d.mask, low, high, d.selected)
+    if r.surrogate == "cispo":
+        floor, cap = (None, high) if r.bounds == "absolute" else (1.0 - low, 1.0 + high)
+        return surrogates.cispo(ratio_NT, d.advantage, d.logp, floor, cap)
+    if r.surrogate == "sapo":
+        return surrogates.sapo(ratio_NT, d.advantage, r.tau_pos, r.tau_neg)
+    if r.surrogate == "vespo":
+        shape = (r.vespo_k_pos, r.vespo_lambda_pos, r.vespo_k_neg, r.vespo_lambda_neg)
+        log_weight_NT = None if d.mismatch is None else _log(d.mismatch)
+        return surrogates.vespo(d.log_ratio, d.advantage, d.logp, d.mask, *shape, log_weight_NT)
+    if r.surrogate in ("dppo_tv", "dppo_kl"):
+        inside = gates.inside_total_variation if r.surrogate == "dppo_tv" else gates.inside_binary_kl
+        inside_NT = inside(d.logp, d.logp - d.log_ratio, d.advantage, d.mask, low, high)
+        return surrogates.dppo(ratio_NT, d.advantage, d.logp, inside_NT, r.dual_clip)
+    if r.surrogate == "dro":
+        return surrogates.dro(d.log_ratio, d.advantage, d.logp, r.dro_beta)
+    if r.surrogate == "unclipped":
+        return surrogates.unclipped(ratio_NT, d.advantage)
+    return surrogates.policy_gradient(d.logp, d.advantage)
+
+
+def _gated(policy_NT: Array, d: Decisions, batch: Experience, recipe: Recipe) -> Array:
+    """The policy term where the gates are open, times the weights. KL and entropy pass no gate."""
+    if batch.open_NT is not None:
+        policy_NT = masked(policy_NT, batch.open_NT)
+    if batch.penalised_NT is not None:
+        penalty_NT = recipe.kl_cov_coef * namespace(policy_NT).abs(d.log_ratio)
+        policy_NT = policy_NT + masked(penalty_NT, batch.penalised_NT)
+    if d.kept is not None:
+        policy_NT = masked(policy_NT, d.kept)
+    if d.selected is not None and recipe.surrogate != "geometric":
+        policy_NT = masked(policy_NT, d.selected)
+    if d.mismatch is not None and recipe.surrogate == "geometric":
+        policy_NT = policy_NT * namespace(policy_NT).exp(row_mean(_log(d.mismatch), d.mask))
+    elif d.mismatch is not None and recipe.surrogate != "vespo":
+        policy_NT = policy_NT * d.mismatch
+    return _weighted(policy_NT, d)
+
+
+def _weighted(x_NT: Array, d: Decisions) -> Array:
+    return x_NT if d.weight is None else x_NT * d.weight
+
+
+def _log(weight_NT: Array) -> Array:
+    return namespace(weight_NT).log(clip(weight_NT, 1e-10, None))
+
+
+def _entropy_bonus(d: Decisions, over: reductions.Denominators, recipe: Recipe) -> Array:
+    if recipe.entropy_over == "loss":
+        return _reduced(_weighted(d.entropy, d), d, over, recipe)
+    chosen_NT = d.mask if d.selected is None else d.mask & d.selected
+    return reductions.token_mean(_weighted(d.entropy, d), chosen_NT, over._replace(tokens=over.selected))
+
+
+def _reduced(x_NT: Array, d: Decisions, over: reductions.Denominators, recipe: Recipe) -> Array:
+    if recipe.reduction == "token_mean":
+        return reductions.token_mean(x_NT, d.mask, over)
+    if recipe.reduction == "sequence_mean":
+        return reductions.sequence_mean(x_NT, d.mask, over)
+    if recipe.reduction == "sequence_sum":
+        return reductions.sequence_sum(x_NT, d.mask, over)
+    return reductions.fixed_length(x_NT, d.mask, over)
+
+
+def _metrics(ratio_NT: Array, d: Decisions, over: reductions.Denominators, recipe: Recipe) -> dict[str, Array]:
+    low_NT = diagnostics.clipped_low(ratio_NT, d.advantage, recipe.epsilon)
+    high_NT = diagnostics.clipped_high(ratio_NT, d.advantage, recipe.clip_high)
+    return {
+        "ratio": reductions.token_mean(ratio_NT, d.mask, over),
+        "approx_kl": diagnostics.approx_kl(d.log_ratio, d.mask, over),
+        "clip_ratio/low_mean": diagnostics.share(low_NT, d.mask, over),
+        "clip_ratio/high_mean": diagnostics.share(high_NT, d.mask, over),
+        "clip_ratio/region_mean": diagnostics.share(low_NT | high_NT, d.mask, over),
+    }

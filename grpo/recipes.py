@@ -1,0 +1,516 @@
+"""The algorithm as a table: one row a published variant, one column an axis.
+
+A recipe chooses a function of `grpo.core` on every axis and the numbers that go with it. Adding a variant is one pure
+function in core (if none fits) and one row here. `grpo presets --recipes` prints the table.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "credit": ("trajectory", "reward_to_go", "per_reward"),
+    "baseline": ("group_mean", "leave_one_out", "length_weighted", "best_of_group", "given", "none"),
+    "scale": ("group_std", "batch_std", "group_mean", "signal_share", "none"),
+    "whiten": ("rows", "decisions", "none"),
+    "ratio": ("token", "chunk", "sequence", "sequence_token", "trajectory"),
+    "surrogate": (
+        "clip",
+        "geometric",
+        "cispo",
+        "sapo",
+        "vespo",
+        "dppo_tv",
+        "dppo_kl",
+        "dro",
+        "unclipped",
+        "policy_gradient",
+    ),
+    "bounds": ("relative", "absolute"),
+    "reduction": ("sequence_mean", "token_mean", "sequence_sum", "fixed_length"),
+    "kl_in": ("loss", "reward"),
+    "kl_to": ("reference", "old"),
+    "kl_direction": ("current_other", "other_current"),
+    "kl_estimator": ("k1", "k2", "k3", "abs", "exact"),
+    "kl_gradient": ("auto", "own", "k1", "k2", "k3", "abs"),
+    "entropy_over": ("tokens", "loss"),
+    "mismatch": ("none", "truncate", "mask"),
+    "mismatch_level": ("token", "sequence"),
+}
+"""The axes and the values each may take."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One row of the table: every choice and number the objective needs, checked when made."""
+
+    name: str
+    paper: str = ""
+    follows: str = ""
+    """Whose definition this is, where peers differ."""
+
+    # --- advantage: rewards → advantage_NT
+    credit: str = "trajectory"
+    """trajectory: one number for all its decisions · reward_to_go: against the group at the same step ·
+    per_reward: each reward normalised on its own, then summed."""
+    gamma: float = 1.0
+    """Discount a decision, for reward_to_go."""
+    baseline: str = "group_mean"
+    """What a try is compared with."""
+    scale: str = "group_std"
+    """What the difference is measured in."""
+    scale_ddof: float = 1.0
+    """Degrees of freedom taken off in the standard deviation."""
+    scale_eps: float = 1e-4
+    """Added to the scale before dividing."""
+    whiten: str = "none"
+    """A second normalisation over the whole batch: its rows, or its decisions. Moves groups without signal off 0."""
+    whiten_ddof: float = 1.0
+    """Degrees of freedom taken off in the whitening variance."""
+    whiten_eps: float = 1e-8
+    """Added to the whitening variance (or to the deviation, see whiten_root)."""
+    whiten_root: bool = True
+    """True: / √(var + eps). False: / (std + eps)."""
+    reward_clip: tuple[float, float] | None = None
+    """Limits of the combined reward."""
+    reward_weights: tuple[float, ...] | None = None
+    """Weight of each reward part; None: all 1."""
+
+    # --- policy term: ratio, surrogate
+    ratio: str = "token"
+    """Of one decision · of chunk_size decisions · mean of the sequence (gradient through the mean, or each decision
+    its own: sequence_token) · product over the trajectory."""
+    chunk_size: int = 1
+    """Decisions a chunk, for ratio=chunk."""
+    log_ratio_low: float = -20.0
+    """Lower limit of log π − log π_old before it is exponentiated."""
+    log_ratio_high: float = 20.0
+    """Upper limit; e^20 is finite in float32."""
+    surrogate: str = "clip"
+    """How ratio and advantage become a loss."""
+    epsilon: float = 0.2
+    """Lower clip: the ratio may fall to 1 − epsilon."""
+    epsilon_high: float | None = None
+    """Upper clip: the ratio may rise to 1 + epsilon_high; None: epsilon."""
+    bounds: str = "relative"
+    """cispo only. relative: clip to [1 − epsilon, 1 + epsilon_high] · absolute: cap at epsilon_high, no floor."""
+    delta: float | None = None
+    """Cap on the unclipped ratio (two-sided clip)."""
+    dual_clip: float | None = None
+    """Bound c of the dual clip, where A < 0; for dppo the cap on the ratio."""
+    tau_pos: float = 1.0
+    """SAPO temperature where A > 0."""
+    tau_neg: float = 1.05
+    """SAPO temperature elsewhere."""
+    vespo_k_pos: float = 2.0
+    """VESPO exponent k where A ≥ 0."""
+    vespo_lambda_pos: float = 3.0
+    """VESPO decay λ where A ≥ 0."""
+    vespo_k_neg: float = 3.0
+    """VESPO exponent k where A < 0."""
+    vespo_lambda_neg: float = 2.0
+    """VESPO decay λ where A < 0."""
+    dro_beta: float = 0.5
+    """Weight of DRO's quadratic leash."""
+
+    # --- reduction
+    reduction: str = "sequence_mean"
+    """How per-decision losses become one number."""
+    count_empty_rows: bool = True
+    """Whether a fully masked row counts in a mean over rows."""
+    length: float | None = None
+    """The constant of fixed_length: the longest a trajectory may be; None: the width T of the minibatch."""
+
+    # --- KL and entropy
+    beta: float = 0.0
+    """Weight of the KL term; 0: no reference is needed."""
+    kl_in: str = "loss"
+    """The KL is a term of the loss, or is taken off the reward."""
+    kl_to: str = "reference"
+    """The other policy: the reference, or the one that sampled."""
+    kl_direction: str = "current_other"
+    """KL(π‖other), or KL(other‖π)."""
+    kl_estimator: str = "k3"
+    """The value. exact needs a policy that gives it."""
+    kl_gradient: str = "auto"
+    """The gradient. auto: the estimator's own where its expectation is right, else the one that has it (k2's for k1,
+    whose own is zero on average) · own: literally."""
+    kl_cap: float | None = None
+    """Limit of the KL of one decision, gradient zero beyond."""
+    kl_importance: bool = False
+    """Multiply the KL by the ratio, gradient included: unbiased for KL(π‖other) off-policy too (arXiv:2512.02556)."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    entropy_over: str = "tokens"
+    """The bonus is a mean over decisions, or reduced as the loss is."""
+
+    # --- gates
+    mask_truncated: bool = False
+    """Truncated trajectories do not teach."""
+    drop_no_signal: bool = False
+    """Groups of equal rewards leave the batch (and its denominators); a trainer refills them."""
+    top_entropy: float = 1.0
+    """Share of decisions, by entropy, that teach."""
+    off_policy_threshold: float | None = None
+    """Rows with A < 0 stop teaching once mean(log μ − log π) passes this."""
+    mismatch: str = "none"
+    """Weight decisions by π_old/μ when a foreign engine sampled: truncate the weight, or mask outside its bounds."""
+    mismatch_level: str = "token"
+    """One weight a decision, or one a row (the product)."""
+    mismatch_low: float | None = None
+    """Lower bound of the mismatch weight; None: open."""
+    mismatch_high: float | None = 2.0
+    """Upper bound of the mismatch weight; None: open."""
+    clip_cov: float = 0.0
+    """Share of decisions, drawn among those with covariance in the band below, whose gradient is cut."""
+    clip_cov_low: float = 1.0
+    """Lower end of the covariance band."""
+    clip_cov_high: float = 5.0
+    """Upper end of the covariance band."""
+    kl_cov: float = 0.0
+    """Share of decisions, by covariance, that pay a penalty |log π − log π_old|."""
+    kl_cov_coef: float = 1.0
+    """Weight of that penalty."""
+
+    def __post_init__(self) -> None:
+        for axis, choices in CHOICES.items():
+            value = getattr(self, axis)
+            if value not in choices:
+                known = ", ".join(choices)
+                raise ValueError(f'recipe "{self.name}": {axis}={value!r} is not one of {known}{_near(value, choices)}')
+        for rule, remedy in _conflicts(self):
+            if rule:
+                raise ValueError(f'recipe "{self.name}": {remedy}')
+
+    @property
+    def clip_high(self) -> float:
+        """The upper clip in force."""
+        return self.epsilon if self.epsilon_high is None else self.epsilon_high
+
+    @property
+    def kl_gradient_estimator(self) -> str | None:
+        """Which estimator's gradient the KL term follows; None: its own."""
+        if self.kl_gradient == "auto":
+            if self.kl_importance or self.kl_estimator == "exact":
+                return None
+            if self.kl_direction == "other_current":
+                return "k3" if self.kl_to == "reference" else None
+            return "k2" if self.kl_estimator == "k1" else None
+        return None if self.kl_gradient in ("own", self.kl_estimator) else self.kl_gradient
+
+    def fold_size(self, steps: int) -> int:
+        """How many decisions of the record make one decision of the objective."""
+        return {"chunk": self.chunk_size, "trajectory": steps}.get(self.ratio, 1)
+
+    def notices(self) -> list[str]:
+        """What was resolved on the user's behalf, in words."""
+        if self.beta and self.kl_in == "loss" and self.kl_gradient == "auto" and self.kl_gradient_estimator == "k2":
+            return [
+                "kl_estimator=k1 in the loss has an expected gradient of zero on-policy; the value stays k1 and the "
+                "gradient is k2's. kl_gradient=own gives the literal form."
+            ]
+        return []
+
+    def but(self, **changes: Any) -> Recipe:
+        """This recipe with some choices changed; an unknown name says which one was meant."""
+        known = [f.name for f in fields(self)]
+        for key in changes:
+            if key not in known:
+                raise ValueError(f'recipe "{self.name}" has no setting {key!r}{_near(key, known)}')
+        return replace(self, **changes)
+
+
+def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
+    """Combinations that have no meaning, each with its remedy."""
+    per_step, folds = r.credit == "reward_to_go", r.ratio in ("chunk", "trajectory")
+    picks = bool(r.top_entropy < 1 or r.clip_cov or r.kl_cov)
+    dppo = r.surrogate in ("dppo_tv", "dppo_kl")
+    to_reference = r.kl_direction == "other_current" and r.kl_to == "reference"
+    return [
+        (per_step and r.baseline == "length_weighted", "baseline=length_weighted needs credit=trajectory"),
+        (per_step and r.whiten == "rows", "whiten=rows needs credit=trajectory; use whiten=decisions"),
+        (r.credit == "per_reward" and r.baseline == "given", "baseline=given needs credit=trajectory or reward_to_go"),
+        (r.ratio != "chunk" and r.chunk_size != 1, "chunk_size has no effect without ratio=chunk"),
+        (r.chunk_size < 1, "chunk_size must be at least 1"),
+        (r.surrogate == "geometric" and r.ratio != "token", "surrogate=geometric takes its own mean; use ratio=token"),
+        (r.surrogate == "vespo" and folds, "surrogate=vespo takes its own product; use ratio=token"),
+        (folds and picks, f"top_entropy, clip_cov and kl_cov pick single decisions; ratio={r.ratio} has none to pick"),
+        (r.bounds == "absolute" and r.surrogate != "cispo", "bounds=absolute is for surrogate=cispo"),
+        (r.delta is not None and r.surrogate != "clip", "delta is for surrogate=clip"),
+        (r.dual_clip is not None and r.surrogate != "clip" and not dppo, "dual_clip is for surrogate=clip or dppo"),
+        (r.kl_in == "reward" and r.kl_to == "old", "kl_in=reward to the old policy is zero; use kl_to=reference"),
+        (r.kl_in == "reward" and r.kl_estimator == "exact", "kl_in=reward needs kl_estimator k1, k2, k3 or abs"),
+        (to_reference and r.kl_estimator not in ("k3", "exact"), "KL(reference‖π) needs kl_estimator k3 or exact"),
+        (not 0 < r.top_entropy <= 1, "top_entropy is a share in (0, 1]"),
+        (r.epsilon < 0 or r.clip_high < 0, "epsilon and epsilon_high must not be negative"),
+        (not 0 <= r.gamma <= 1, "gamma is in [0, 1]"),
+        (r.length is not None and r.reduction != "fixed_length", "length has no effect without reduction=fixed_length"),
+        (r.length is not None and r.length <= 0, "length must be positive"),
+        (r.log_ratio_low >= 0 or r.log_ratio_high <= 0, "log_ratio_low must be below 0 and log_ratio_high above"),
+    ]
+
+
+def _near(word: object, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+_ROWS = (
+    Recipe(
+        "grpo",
+        "DeepSeekMath, arXiv:2402.03300",
+        "TRL: std with ddof 1 and eps 1e-4; a fully masked row counts as 0. verl: eps 1e-6, such rows not counted, "
+        "dual clip 3.",
+    ),
+    Recipe(
+        "bnpo",
+        "TRL loss_type=bnpo (name from BNPO, arXiv:2506.02864)",
+        "TRL: GRPO with a token mean. The paper's Beta normalisation of binary rewards is another method.",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "dr_grpo",
+        "Understanding R1-Zero-Like Training, arXiv:2503.20783",
+        "The paper: no std, constant length. TRL's loss_type=dr_grpo changes the reduction alone; add "
+        "scale_rewards=none there.",
+        scale="none",
+        reduction="fixed_length",
+    ),
+    Recipe(
+        "dapo",
+        "DAPO, arXiv:2503.14476",
+        "The paper, with overlong filtering and no-signal groups dropped; token mean over the whole minibatch. TRL's "
+        "loss_type=dapo is the token mean alone.",
+        epsilon_high=0.28,
+        reduction="token_mean",
+        mask_truncated=True,
+        drop_no_signal=True,
+    ),
+    Recipe(
+        "gspo",
+        "GSPO, arXiv:2507.18071",
+        "The paper and TRL: gradient through the mean of log-ratios. verl and tunix: straight-through "
+        "(ratio=sequence_token).",
+        ratio="sequence",
+        epsilon=3e-4,
+        epsilon_high=4e-4,
+    ),
+    Recipe(
+        "gmpo",
+        "GMPO, arXiv:2507.20673",
+        "The paper, TRL and verl agree: clipped in log space before the geometric mean.",
+        surrogate="geometric",
+        epsilon=0.4,
+    ),
+    Recipe(
+        "cispo",
+        "MiniMax-M1, arXiv:2506.13585",
+        "TRL: an absolute cap of 5 on the ratio and no floor (as ScaleRL, arXiv:2510.13786). verl: clip to 1 ± eps "
+        "(bounds=relative).",
+        surrogate="cispo",
+        bounds="absolute",
+        epsilon_high=5.0,
+        reduction="token_mean",
+    ),
+    Recipe(
+        "sapo",
+        "SAPO, arXiv:2511.20347",
+        "TRL: empty rows count. verl: they do not. Otherwise they agree.",
+        surrogate="sapo",
+    ),
+    Recipe(
+        "luspo",
+        "LUSPO, arXiv:2602.05261",
+        "The paper's setting of TRL's loss_type=luspo: sequence ratio times length.",
+        ratio="sequence",
+        epsilon=2e-3,
+        epsilon_high=2.5e-3,
+        reduction="sequence_sum",
+    ),
+    Recipe(
+        "vespo",
+        "VESPO, arXiv:2602.10693",
+        "TRL: product of ratios, sampler mismatch inside the weight, token mean.",
+        surrogate="vespo",
+        reduction="token_mean",
+        mismatch="truncate",
+    ),
+    Recipe(
+        "dppo",
+        "DPPO, arXiv:2602.04879",
+        "verl dppo_tv with cap 20 (binary total variation). dppo_kl: surrogate=dppo_kl.",
+        surrogate="dppo_tv",
+        epsilon=0.2,
+        dual_clip=20.0,
+        reduction="token_mean",
+    ),
+    Recipe(
+        "gpg",
+        "GPG, arXiv:2504.02546",
+        "The paper: scaled up by the share of samples in groups with signal. verl counts non-zero rewards instead.",
+        surrogate="policy_gradient",
+        scale="signal_share",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "rloo",
+        "Back to Basics, arXiv:2402.14740",
+        "TRL's RLOOTrainer: trajectory as one action, KL (k1) in the reward, clipped product ratio.",
+        baseline="leave_one_out",
+        scale="none",
+        ratio="trajectory",
+        kl_in="reward",
+        kl_estimator="k1",
+    ),
+    Recipe(
+        "reinforce++",
+        "REINFORCE++, arXiv:2501.03262",
+        "verl: returns with KL in the reward, whitened over all decisions; no group.",
+        credit="reward_to_go",
+        baseline="none",
+        scale="none",
+        whiten="decisions",
+        kl_in="reward",
+        kl_estimator="k1",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "reinforce++_baseline",
+        "REINFORCE++, arXiv:2501.03262",
+        "verl: group mean taken off, then whitened over all decisions; KL (k2 gradient) in the loss.",
+        scale="none",
+        whiten="decisions",
+        kl_estimator="k2",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "maxrl",
+        "MaxRL, arXiv:2602.02710",
+        "The paper: (r − mean)/mean for rewards ≥ 0, no std; the policy term is GRPO's with a token mean.",
+        scale="group_mean",
+        scale_eps=1e-6,
+        reduction="token_mean",
+    ),
+    Recipe(
+        "gdpo",
+        "GDPO, arXiv:2601.05242",
+        "TRL (normalize_then_sum): whitened over rows, / (std + 1e-4). verl: over decisions, / √(var + 1e-8).",
+        credit="per_reward",
+        whiten="rows",
+        whiten_eps=1e-4,
+        whiten_root=False,
+    ),
+    Recipe(
+        "opo",
+        "OPO, arXiv:2505.23585",
+        "verl's baseline. The paper is strictly on-policy: one pass, where the ratio is 1 and nothing is clipped.",
+        baseline="length_weighted",
+        scale="none",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "lite_ppo",
+        "Tricks or Traps, arXiv:2508.08221",
+        "TRL: group mean, standard deviation of the batch's rewards, token mean.",
+        scale="batch_std",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "pass_at_k",
+        "Pass@k training, arXiv:2503.19595",
+        "verl grpo_passk: only a unique best try is reinforced, by its lead.",
+        baseline="best_of_group",
+        scale_eps=1e-6,
+    ),
+    Recipe(
+        "clip_cov",
+        "Entropy Mechanism of RL, arXiv:2505.22617",
+        "verl, with the draw given by a seeded generator.",
+        epsilon_high=0.28,
+        reduction="token_mean",
+        clip_cov=2e-4,
+    ),
+    Recipe(
+        "kl_cov",
+        "Entropy Mechanism of RL, arXiv:2505.22617",
+        "verl: unclipped ratio, penalty on the highest covariances.",
+        surrogate="unclipped",
+        reduction="token_mean",
+        kl_cov=2e-4,
+    ),
+    Recipe(
+        "dro",
+        "DRO, arXiv:2405.19107",
+        "verl: policy gradient with a quadratic leash to the sampler.",
+        surrogate="dro",
+        reduction="token_mean",
+    ),
+)
+
+RECIPES: dict[str, Recipe] = {row.name: row for row in _ROWS}
+"""Every named variant."""
+
+
+def recipe(name: str, **changes: Any) -> Recipe:
+    """A named recipe, optionally with some choices changed."""
+    if name not in RECIPES:
+        raise ValueError(f'unknown recipe "{name}"{_near(name, list(RECIPES)) or "."} Known: {", ".join(RECIPES)}')
+    return RECIPES[name].but(**changes) if changes else RECIPES[name]
+
+
+# --- the table in words ---------------------------------------------------------------------------------------------
+
+COLUMNS = ("recipe", "credit", "baseline", "scale", "ratio", "surrogate", "reduction", "KL", "gates", "paper")
+
+
+def _row(r: Recipe) -> tuple[str, ...]:
+    scale = r.scale if r.whiten == "none" else f"{r.scale}, whiten {r.whiten}"
+    surrogate = r.surrogate
+    if r.surrogate in ("clip", "geometric", "dppo_tv", "dppo_kl"):
+        surrogate += f" {r.epsilon:g}" + (f"/{r.clip_high:g}" if r.clip_high != r.epsilon else "")
+    elif r.surrogate == "cispo":
+        surrogate += f" ≤{r.clip_high:g}" if r.bounds == "absolute" else f" 1−{r.epsilon:g}/1+{r.clip_high:g}"
+    kl = f"{r.kl_estimator} in {r.kl_in}"
+    gates = [
+        "truncated" if r.mask_truncated else "",
+        "no signal" if r.drop_no_signal else "",
+        f"mismatch {r.mismatch} {r.mismatch_level}" if r.mismatch != "none" else "",
+        f"clip-cov {r.clip_cov:g}" if r.clip_cov else "",
+        f"kl-cov {r.kl_cov:g}" if r.kl_cov else "",
+        f"top entropy {r.top_entropy:g}" if r.top_entropy < 1 else "",
+    ]
+    return (
+        r.name,
+        r.credit,
+        r.baseline,
+        scale,
+        r.ratio,
+        surrogate,
+        r.reduction,
+        kl,
+        ", ".join(g for g in gates if g) or "–",
+        r.paper,
+    )
+
+
+def table_text(names: Sequence[str] = ()) -> str:
+    """The table for a terminal: a recipe a row, its peers' differences below it."""
+    chosen = [recipe(name) for name in names] or list(RECIPES.values())
+    rows = [COLUMNS, *(_row(r) for r in chosen)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    notes = [f"{r.name}: {r.follows}" for r in chosen]
+    return "\n".join([*lines, "", "Whose definition each follows:", *notes])
+
+
+def table_markdown() -> str:
+    """The same table as a page."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join([f"`{row[0]}`", *row[1:]]) + " |" for row in map(_row, RECIPES.values())]
+    lines += ["", "## Whose definition each follows", ""]
+    lines += [f"- `{r.name}`: {r.follows}" for r in RECIPES.values()]
+    return "\n".join(lines) + "\n"

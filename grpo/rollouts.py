@@ -1,0 +1,182 @@
+"""The record a room hands over: several tries from the same start, with everything the algorithm reads.
+
+Dimension legend, used as suffixes everywhere:
+
+    N trajectories (rows)   P starts (prompts, states, seeds)   G group size   T decisions (tokens, actions, chunks)
+    V choices of a decision (vocabulary)   K reward parts   M any flat list   H horizon
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Any
+
+from grpo.core.arrays import Array, expect_finite, expect_ndim, expect_shape, is_torch, is_traced, namespace, zeros
+from grpo.core.reductions import Denominators
+
+__all__ = ["Denominators", "Rollouts", "Scores", "Status"]
+
+
+class Status(IntEnum):
+    """How a trajectory ended."""
+
+    OK = 0
+    FAILED = 1
+    """Its reward, environment or engine request failed: no reward is read, it teaches nothing."""
+    TERMINATED = 2
+    TRUNCATED = 3
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a policy says about recorded decisions now, differentiable."""
+
+    logp_NT: Array
+    entropy_NT: Array | None = None
+    exact_kl_NT: Array | None = None
+    sum_sq_NT: Array | None = None
+    """Σ_v π(v)², for the optimal token baseline."""
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """N trajectories of up to T decisions, frozen, checked once here. NumPy, PyTorch or JAX arrays, one kind."""
+
+    group_N: Array
+    """Which rows are tries from the same start: equal integers. Keyed by slot, never by the text of a prompt."""
+    mask_NT: Array
+    """True for decisions the policy made: not prompt, padding, tool output or steps after done."""
+    old_logp_NT: Array
+    """Their log-probabilities when sampled."""
+    reward_N: Array | None = None
+    """One reward a trajectory; added to the last decision where rewards are dense too."""
+    reward_NT: Array | None = None
+    """Dense rewards."""
+    reward_parts_NK: Array | None = None
+    """Several rewards a trajectory; NaN = no opinion."""
+    inputs: Any = None
+    """What the policy needs to score the rows again: a sequence, array or dict of them, indexable by row."""
+    group_NT: Array | None = None
+    """Groups inside trajectories (anchors, turns); default: group_N."""
+    episode_N: Array | None = None
+    """Rows of one trajectory (turns) share an id and count once in statistics."""
+    sampled_logp_NT: Array | None = None
+    """A foreign engine's own numbers; NaN = it gave none."""
+    weight_NT: Array | None = None
+    """Float weight of a decision's loss (continuation probability)."""
+    baseline_NT: Array | None = None
+    """The room's own estimate, for baseline=given."""
+    status_N: Array | None = None
+    """`Status` of each row."""
+    version_N: Array | None = None
+    """Policy version that sampled the row."""
+
+    def __post_init__(self) -> None:
+        expect_ndim(2, mask_NT=self.mask_NT)
+        rows, steps = (int(n) for n in self.mask_NT.shape)
+        if rows == 0 or steps == 0:
+            raise ValueError(f"mask_NT has shape {(rows, steps)}: there is nothing to learn from")
+        shapes = {"N": (rows,), "NT": (rows, steps)}
+        for name, array in self._arrays():
+            if namespace(array) is not namespace(self.mask_NT):
+                kinds = f"{namespace(array).__name__} array, mask_NT a {namespace(self.mask_NT).__name__} one"
+                raise TypeError(f"{name} is a {kinds}; use one kind")
+            dimensions = name.rpartition("_")[2]
+            if dimensions in shapes:
+                expect_shape(shapes[dimensions], **{name: array})
+        if self.reward_parts_NK is not None:
+            expect_ndim(2, reward_parts_NK=self.reward_parts_NK)
+            expect_shape((rows, self.reward_parts_NK.shape[1]), reward_parts_NK=self.reward_parts_NK)
+        if self.reward_N is None and self.reward_NT is None and self.reward_parts_NK is None:
+            raise ValueError("Rollouts need a reward: give reward_N, reward_NT or reward_parts_NK")
+        if not any(kind in str(self.group_N.dtype) for kind in ("int", "bool")):
+            raise TypeError(f"group_N must hold integers, not {self.group_N.dtype}; number the starts 0, 1, …")
+        object.__setattr__(self, "mask_NT", self._as_mask(self.mask_NT))
+        scored_N = self.scored_N
+        expect_finite(where=scored_N, reward_N=self.reward_N)
+        expect_finite(where=self.mask_NT & scored_N[:, None], reward_NT=self.reward_NT)
+        expect_finite(
+            where=self.mask_NT, old_logp_NT=self.old_logp_NT, weight_NT=self.weight_NT, baseline_NT=self.baseline_NT
+        )
+        if not isinstance(self.inputs, dict) and hasattr(self.inputs, "__len__") and len(self.inputs) != rows:
+            raise ValueError(f"inputs has {len(self.inputs)} entries for {rows} rows")
+
+    def _arrays(self) -> list[tuple[str, Array]]:
+        values = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "inputs"]
+        return [(name, value) for name, value in values if value is not None]
+
+    @staticmethod
+    def _as_mask(mask_NT: Array) -> Array:
+        if not is_traced(mask_NT) and not bool(namespace(mask_NT).all((mask_NT == 0) | (mask_NT == 1))):
+            raise ValueError("mask_NT must hold only 0 and 1; fractional weights go into weight_NT")
+        return mask_NT != 0
+
+    def __len__(self) -> int:
+        return int(self.mask_NT.shape[0])
+
+    @property
+    def scored_N(self) -> Array:
+        """Rows that have a reward: not failed."""
+        if self.status_N is None:
+            return zeros((len(self),), self.old_logp_NT) == 0
+        return self.status_N != int(Status.FAILED)
+
+    def select(self, rows: Sequence[int] | Array) -> Rollouts:
+        """The same record for some rows, in the given order."""
+        index = row_index(rows, self.mask_NT)
+        chosen: dict[str, Any] = {name: array[index] for name, array in self._arrays()}
+        return replace(self, **chosen, inputs=_pick(self.inputs, index))
+
+    @staticmethod
+    def cat(parts: Sequence[Rollouts]) -> Rollouts:
+        """Several records as one, padded to the longest. Equal group ids mean the same group."""
+        if not parts:
+            raise ValueError("nothing to concatenate")
+        steps = max(part.mask_NT.shape[1] for part in parts)
+        joined: dict[str, Any] = {}
+        for name in (f.name for f in fields(parts[0]) if f.name != "inputs"):
+            arrays = [getattr(part, name) for part in parts]
+            if all(array is None for array in arrays):
+                continue
+            if any(array is None for array in arrays):
+                raise ValueError(f"{name} is given in some of the records and missing in others")
+            if name.endswith("_NT"):
+                arrays = [_pad(array, steps) for array in arrays]
+            joined[name] = namespace(arrays[0]).concatenate(arrays)
+        return Rollouts(**joined, inputs=_join([part.inputs for part in parts]))
+
+
+def row_index(rows: Sequence[int] | Array, like: Array) -> Array:
+    """Row numbers as an array that can index `like`."""
+    xp = namespace(like)
+    return xp.as_tensor(rows, device=like.device) if is_torch(like) else xp.asarray(rows)
+
+
+def _pick(inputs: Any, index: Array) -> Any:
+    if inputs is None:
+        return None
+    if isinstance(inputs, dict):
+        return {key: _pick(value, index) for key, value in inputs.items()}
+    if isinstance(inputs, list | tuple):
+        return [inputs[int(i)] for i in index]
+    return inputs[index]
+
+
+def _join(parts: list[Any]) -> Any:
+    first = parts[0]
+    if first is None:
+        return None
+    if isinstance(first, dict):
+        return {key: _join([part[key] for part in parts]) for key in first}
+    if isinstance(first, list | tuple):
+        return [item for part in parts for item in part]
+    if hasattr(first, "cat"):
+        return first.cat(parts)
+    return namespace(first).concatenate(parts)
+
+
+def _pad(x_NT: Array, steps: int) -> Array:
+    pad = zeros((x_NT.shape[0], steps - x_NT.shape[1]), x_NT)
+    return namespace(x_NT).concatenate([x_NT, pad], axis=1)

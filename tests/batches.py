@@ -1,0 +1,77 @@
+"""Made-up batches with every awkward part: ragged groups, holes, an empty row, a group without signal, garbage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from grpo.recipes import RECIPES, Recipe
+from grpo.rollouts import Rollouts
+
+jax.config.update("jax_enable_x64", True)
+
+MAKERS = {"numpy": np.asarray, "torch": torch.as_tensor, "jax": jnp.asarray}
+
+
+def numbers(
+    seed: int, groups: tuple[int, ...] = (4, 3, 5, 1), steps: int = 6, dtype: Any = np.float64
+) -> dict[str, Any]:
+    """Arrays of one batch; values outside the mask are garbage on purpose."""
+    rng = np.random.default_rng(seed)
+    rows = sum(groups)
+    mask = rng.random((rows, steps)) < 0.8
+    mask[0] = False
+    old = -rng.random((rows, steps)) * 3 - 0.05
+    reward = rng.random(rows)
+    reward[: groups[0]] = 0.3
+    parts = np.stack([reward, np.round(rng.random(rows), 1)], axis=1)
+    x = {
+        "group": np.repeat(np.arange(len(groups)), groups),
+        "mask": mask,
+        "old": old,
+        "logp": np.minimum(old + rng.normal(size=old.shape) * 0.4, -0.01),
+        "ref": np.minimum(old + rng.normal(size=old.shape) * 0.4, -0.01),
+        "sampled": old + rng.normal(size=old.shape) * 0.2,
+        "entropy": rng.random(old.shape) * 2,
+        "parts": parts,
+        "priority": rng.random(old.shape),
+        "status": rng.integers(0, 4, rows) % 4,
+    }
+    x["status"][x["status"] == 1] = 0
+    for name in ("old", "logp", "ref", "sampled", "entropy"):
+        x[name] = np.where(mask, x[name], 1e6).astype(dtype)
+    return x | {"parts": parts.astype(dtype), "priority": x["priority"].astype(dtype)}
+
+
+def rollouts(x: dict[str, Any], make: Any, **more: Any) -> Rollouts:
+    """The batch as a record of one kind of array."""
+    return Rollouts(
+        group_N=make(x["group"]),
+        mask_NT=make(x["mask"]),
+        old_logp_NT=make(x["old"]),
+        reward_parts_NK=make(x["parts"]),
+        sampled_logp_NT=make(x["sampled"]),
+        status_N=make(x["status"]),
+        **more,
+    )
+
+
+def loaded(name: str) -> Recipe:
+    """A recipe with every term that can be added to it switched on: KL, entropy bonus, gates."""
+    row = RECIPES[name]
+    picks = row.ratio not in ("chunk", "trajectory")
+    return row.but(
+        beta=0.04,
+        entropy_coef=0.01,
+        off_policy_threshold=0.1,
+        mismatch="truncate",
+        mismatch_high=1.2,
+        top_entropy=0.6 if picks else 1.0,
+        clip_cov=0.2 if row.clip_cov else 0.0,
+        clip_cov_low=0.0,
+        kl_cov=0.2 if row.kl_cov else 0.0,
+    )

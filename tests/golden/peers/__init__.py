@@ -1,0 +1,21 @@
+"""One adapter a peer: from a vector's options and inputs to calls of our core."""
+
+from tests.golden.peers import rlinf, seed001, trl, tunix, verl
+
+ADAPTERS = {
+    "trl_losses": trl.losses,
+    "trl_gmpo": trl.gmpo,
+    "trl_advantages": trl.group_advantages,
+    "trl_rloo": trl.rloo,
+    "verl_losses": verl.losses,
+    "verl_kl": verl.kl_penalty,
+    "verl_aggregation": verl.aggregation,
+    "verl_advantages": verl.estimators,
+    "verl_rollout_correction": verl.rollout_correction,
+    "rlinf": rlinf.run,
+    "seed001": seed001.run,
+    "tunix": tunix.run,
+}
+
+DEVIATIONS: dict[str, dict[str, str]] = {}
+"""file → id without its first two letters → the peer's defect we do not reproduce; see DEVIATIONS.md."""

@@ -1,0 +1,204 @@
+"""Every row of the table: complete, finite on a bandit, right signs, exact zeros, clear errors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.experience import Experience, advantages, with_gates
+from grpo.objective import objective
+from grpo.recipes import CHOICES, RECIPES, Recipe, recipe, table_markdown, table_text
+from grpo.rollouts import Rollouts, Scores
+
+REQUIRED = [
+    "grpo",
+    "bnpo",
+    "dr_grpo",
+    "dapo",
+    "gspo",
+    "gmpo",
+    "cispo",
+    "sapo",
+    "luspo",
+    "vespo",
+    "dppo",
+    "gpg",
+    "rloo",
+    "reinforce++",
+    "maxrl",
+    "gdpo",
+    "opo",
+    "lite_ppo",
+]
+PAYOFF = torch.tensor([0.1, 0.2, 0.0, 0.9, 0.3], dtype=torch.float64)
+GROUPLESS = ("reinforce++",)
+
+
+def tries(actions, logp, rewards, groups):
+    """Rollouts of one-decision trajectories."""
+    rows = len(actions)
+    return Rollouts(
+        group_N=torch.as_tensor(groups),
+        mask_NT=torch.ones(rows, 1, dtype=torch.bool),
+        old_logp_NT=logp.reshape(rows, 1),
+        reward_parts_NK=rewards.reshape(rows, 1),
+    )
+
+
+def test_the_required_rows_are_there():
+    assert set(REQUIRED) <= set(RECIPES)
+    for name, row in RECIPES.items():
+        assert row.name == name
+        assert re.search(r"arXiv:\d{4}\.\d{5}", row.paper), name
+        assert len(row.follows) > 20, f"{name} does not say whose definition it follows"
+
+
+def test_rows_differ():
+    """No two names for one algorithm."""
+    bare = [replace(row, name="", paper="", follows="") for row in RECIPES.values()]
+    assert len(set(bare)) == len(bare)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_twenty_steps_on_a_softmax_bandit(name):
+    """Finite throughout, a gradient at every step that has signal, and the best arm gains."""
+    variant = recipe(name)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)  # two starts, five arms
+    optimizer = torch.optim.Adam([logits], lr=0.1)
+    groups = torch.arange(2).repeat_interleave(16)
+    gradients = []
+    for _ in range(20):
+        with torch.no_grad():
+            actions = torch.multinomial(logits.softmax(-1)[groups], 1, generator=generator).squeeze(-1)
+            old_logp = logits.log_softmax(-1)[groups, actions]
+        noise = 0.05 * torch.rand(32, generator=generator, dtype=torch.float64)
+        rewards = PAYOFF[actions] + noise
+        experience = Experience.build(tries(actions, old_logp, rewards, groups), variant)
+        for _ in range(2):
+            scores = Scores(logits.log_softmax(-1)[groups, actions][:, None])
+            priority = torch.rand(32, 1, generator=generator, dtype=torch.float64)
+            batch = with_gates(experience, scores, variant, priority)
+            terms = objective(scores, batch, variant)
+            optimizer.zero_grad()
+            terms.loss.backward()
+            assert torch.isfinite(terms.loss) and torch.isfinite(logits.grad).all()
+            assert all(torch.isfinite(value) for value in terms.metrics.values())
+            gradients.append(float(logits.grad.abs().sum()))
+            optimizer.step()
+    assert gradients[0] > 0
+    assert (logits.softmax(-1)[:, 3] > 0.25).all(), logits.softmax(-1)  # uniform is 0.2
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_advantage_has_the_sign_of_the_comparison(name):
+    rewards = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.2, 0.8], dtype=torch.float64)
+    groups = [0, 0, 0, 0, 1, 1]
+    got = advantages(tries(rewards, rewards * 0, rewards, groups), recipe(name))[:, 0]
+    if name == "pass_at_k":
+        want = torch.tensor([0.0, 1, 0, 0, 0, 1], dtype=torch.float64)
+    elif name in GROUPLESS:
+        want = (rewards - rewards.mean()).sign()
+    else:
+        want = torch.tensor([-1.0, 1, 0, 0, -1, 1], dtype=torch.float64)
+    torch.testing.assert_close(got.sign() * (got.abs() > 1e-12), want)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(("sign", "ratio_moves"), [(1.0, "up"), (-1.0, "down")])
+def test_gradient_raises_what_was_better(name, sign, ratio_moves):
+    """A step against the gradient makes a better try likelier and a worse one less likely."""
+    variant = recipe(name)
+    logp = torch.full((2, 1), -1.0, dtype=torch.float64)
+    experience = Experience.build(tries(logp, logp, torch.tensor([1.0, 0.0]).double(), [0, 0]), variant)
+    advantage = torch.tensor([[sign], [0.0]], dtype=torch.float64)
+    leaf = logp.clone().requires_grad_()
+    batch = replace(experience, advantage_NT=advantage)
+    objective(Scores(leaf), batch, variant).loss.backward()
+    assert float(leaf.grad[0, 0]) * sign < 0, ratio_moves
+    assert float(leaf.grad[1, 0]) == 0.0
+
+
+@pytest.mark.parametrize("name", [name for name, row in RECIPES.items() if row.whiten == "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("flat", [[0.1] * 7, [0.1 + 0.2, 0.3, 0.3, 0.1 + 0.2], [1 / 3] * 3, [0.0] * 4])
+def test_a_group_without_spread_gets_exactly_zero(name, dtype, flat):
+    rewards = torch.tensor([*flat, 0.0, 0.7, 0.2], dtype=dtype)
+    groups = [0] * len(flat) + [1] * 3
+    got = advantages(tries(rewards, rewards * 0, rewards, groups), recipe(name))[:, 0]
+    assert (got[: len(flat)] == 0).all(), got
+    assert got[len(flat) :].abs().max() > 0
+
+
+@pytest.mark.parametrize("name", [name for name, row in RECIPES.items() if row.whiten == "none"])
+def test_a_single_try_has_no_signal(name):
+    rewards = torch.tensor([0.9, 0.0, 0.7, 0.2], dtype=torch.float64)
+    got = advantages(tries(rewards, rewards * 0, rewards, [7, 1, 1, 1]), recipe(name))[:, 0]
+    assert float(got[0]) == 0.0
+
+
+@pytest.mark.parametrize("axis", CHOICES)
+def test_unknown_choice_lists_the_known_ones(axis):
+    with pytest.raises(ValueError, match=f"{axis}='nonsense' is not one of {re.escape(CHOICES[axis][0])}"):
+        recipe("grpo").but(**{axis: "nonsense"})
+
+
+def test_unknown_names_say_what_was_meant():
+    with pytest.raises(ValueError, match='unknown recipe "dr-grpo"; did you mean "dr_grpo"'):
+        recipe("dr-grpo")
+    with pytest.raises(ValueError, match="no setting 'epsilon_hi'; did you mean \"epsilon_high\""):
+        recipe("grpo", epsilon_hi=0.3)
+    with pytest.raises(ValueError, match='did you mean "group_mean"'):
+        recipe("grpo", baseline="groupmean")
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"chunk_size": 4}, "chunk_size has no effect without ratio=chunk"),
+        ({"ratio": "trajectory", "top_entropy": 0.2}, "pick single decisions"),
+        ({"delta": 2.0, "surrogate": "sapo"}, "delta is for surrogate=clip"),
+        ({"credit": "reward_to_go", "whiten": "rows"}, "use whiten=decisions"),
+        ({"kl_in": "reward", "kl_to": "old"}, "use kl_to=reference"),
+        ({"kl_direction": "other_current", "kl_estimator": "k1"}, "needs kl_estimator k3 or exact"),
+        ({"length": 5.0}, "length has no effect without reduction=fixed_length"),
+        ({"top_entropy": 0.0}, r"top_entropy is a share in \(0, 1\]"),
+        ({"epsilon": -0.1}, "must not be negative"),
+        ({"gamma": 1.5}, r"gamma is in \[0, 1\]"),
+        ({"surrogate": "geometric", "ratio": "sequence"}, "use ratio=token"),
+        ({"bounds": "absolute"}, "bounds=absolute is for surrogate=cispo"),
+    ],
+)
+def test_combinations_without_meaning_are_refused(changes, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        recipe("grpo", **changes)
+
+
+def test_k1_in_the_loss_is_resolved_and_said():
+    """Its own expected gradient is zero: value k1, gradient k2, unless asked for literally."""
+    k1 = recipe("grpo", beta=0.1, kl_estimator="k1")
+    assert k1.kl_gradient_estimator == "k2"
+    assert "gradient is k2's" in k1.notices()[0]
+    literal = k1.but(kl_gradient="own")
+    assert literal.kl_gradient_estimator is None and literal.notices() == []
+    assert recipe("grpo", beta=0.1).notices() == []
+    assert recipe("rloo", beta=0.1).notices() == []  # k1 in the reward is a value: nothing to resolve
+
+
+def test_tables_have_every_row():
+    text, page = table_text(), table_markdown()
+    for name, row in RECIPES.items():
+        assert re.search(rf"^{re.escape(name)}\s", text, re.MULTILINE)
+        assert f"| `{name}` |" in page
+        assert row.follows in page and row.follows in text
+
+
+def test_recipes_are_frozen_and_hashable():
+    with pytest.raises(AttributeError):
+        recipe("grpo").beta = 1.0
+    assert hash(recipe("grpo")) == hash(Recipe(**vars(recipe("grpo"))))
+    assert np.isfinite(recipe("grpo").epsilon)
