@@ -8,17 +8,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from grpo.config import GRPOConfig
     from grpo.experience import Experience
+    from grpo.feedback import PairwiseReward, RankedReward
     from grpo.recipes import RECIPES, Recipe, recipe
+    from grpo.report import StepReport
     from grpo.rollouts import Denominators, Rollouts
+    from grpo.trainer import GRPOTrainer
 
 __version__ = "0.1.0"
 
-__all__ = ["RECIPES", "Denominators", "Experience", "Recipe", "Rollouts", "recipe"]
+__all__ = [
+    "RECIPES",
+    "Denominators",
+    "Experience",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "PairwiseReward",
+    "RankedReward",
+    "Recipe",
+    "Rollouts",
+    "StepReport",
+    "recipe",
+]
 
 _HOME = {
     "Denominators": "grpo.rollouts",
     "Experience": "grpo.experience",
+    "GRPOConfig": "grpo.config",
+    "GRPOTrainer": "grpo.trainer",
+    "PairwiseReward": "grpo.feedback",
+    "RankedReward": "grpo.feedback",
+    "StepReport": "grpo.report",
     "RECIPES": "grpo.recipes",
     "Recipe": "grpo.recipes",
     "Rollouts": "grpo.rollouts",

@@ -107,7 +107,7 @@ def teaching_mask(rollouts: Rollouts, recipe: Recipe) -> Array:
     if recipe.mask_truncated and rollouts.status_N is not None:
         keep_N = keep_N & (rollouts.status_N != int(Status.TRUNCATED))
     if recipe.drop_no_signal:
-        reward_N, weight_N = _trajectory_reward(rollouts, recipe, None)
+        reward_N, weight_N = trajectory_reward(rollouts, recipe, None)
         keep_N = keep_N & gates.has_signal(reward_N, rollouts.group_N, weight_N)
     return rollouts.mask_NT & keep_N[:, None]
 
@@ -120,7 +120,7 @@ def advantages(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None = N
     if recipe.credit == "reward_to_go":
         advantage_NT = _per_step(rollouts, recipe, ref_logp_NT)
     elif rollouts.group_NT is not None or recipe.baseline == "given":
-        reward_N, weight_N = _trajectory_reward(rollouts, recipe, ref_logp_NT)
+        reward_N, weight_N = trajectory_reward(rollouts, recipe, ref_logp_NT)
         value_NT = masked(reward_N[:, None] * _ones(rollouts), rollouts.mask_NT)
         advantage_NT = _compare_decisions(value_NT, rollouts, recipe, weight_N)
     else:
@@ -195,7 +195,7 @@ def _part_weights(rollouts: Rollouts, recipe: Recipe) -> Array:
     return astype(xp.asarray(weights), parts_NK)
 
 
-def _trajectory_reward(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None) -> tuple[Array, Array]:
+def trajectory_reward(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None = None) -> tuple[Array, Array]:
     """Total reward of each row less its KL, and its weight in statistics (rows of one episode count once)."""
     reward_N, valid_N = _combined(rollouts, recipe)
     if rollouts.reward_NT is not None:
@@ -213,12 +213,12 @@ def _trajectory_reward(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | 
 
 def trajectory_advantages(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None = None) -> Array:
     """One advantage a row."""
-    reward_N, weight_N = _trajectory_reward(rollouts, recipe, ref_logp_NT)
+    reward_N, weight_N = trajectory_reward(rollouts, recipe, ref_logp_NT)
     length_N = row_count(rollouts.mask_NT, reward_N)[:, 0]
     if recipe.credit == "per_reward":
-        if rollouts.reward_parts_NK is None:
-            raise ValueError("credit=per_reward needs reward_parts_NK, one column a reward")
-        parts_NK, weight_K = wide(rollouts.reward_parts_NK), _part_weights(rollouts, recipe)
+        parts_NK, weight_K = reward_N[:, None], reward_N[:1] * 0 + 1.0  # a single reward is its own only part
+        if rollouts.reward_parts_NK is not None:
+            parts_NK, weight_K = wide(rollouts.reward_parts_NK), _part_weights(rollouts, recipe)
         advantage_N = reward_N * 0
         for k in range(parts_NK.shape[1]):
             opinion_N = astype(~namespace(parts_NK).isnan(parts_NK[:, k]), reward_N) * weight_N

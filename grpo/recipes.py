@@ -7,7 +7,7 @@ function in core (if none fits) and one row here. `grpo presets --recipes` print
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -180,7 +180,9 @@ class Recipe:
             value = getattr(self, axis)
             if value not in choices:
                 known = ", ".join(choices)
-                raise ValueError(f'recipe "{self.name}": {axis}={value!r} is not one of {known}{_near(value, choices)}')
+                raise ValueError(
+                    f'recipe "{self.name}": {axis}={value!r} is not one of {known}{nearest(value, choices)}'
+                )
         for rule, remedy in _conflicts(self):
             if rule:
                 raise ValueError(f'recipe "{self.name}": {remedy}')
@@ -219,7 +221,7 @@ class Recipe:
         known = [f.name for f in fields(self)]
         for key in changes:
             if key not in known:
-                raise ValueError(f'recipe "{self.name}" has no setting {key!r}{_near(key, known)}')
+                raise ValueError(f'recipe "{self.name}" has no setting {key!r}{nearest(key, known)}')
         return replace(self, **changes)
 
 
@@ -253,12 +255,70 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
     ]
 
 
-def _near(word: object, known: Sequence[str]) -> str:
+def without_effect(r: Recipe, settings: Iterable[str]) -> list[str]:
+    """One sentence for each of these settings that cannot change anything in this recipe."""
+    idle = []
+    for name in settings:
+        works, remedy = _NEEDS.get(name, (None, ""))
+        if works is not None and not works(r):
+            idle.append(f"{name} has no effect here: {remedy}")
+    return idle
+
+
+def _kl(r: Recipe) -> bool:
+    return r.beta > 0
+
+
+_CLIPS = ("clip", "geometric", "cispo", "dppo_tv", "dppo_kl")
+_NEEDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
+    "gamma": (lambda r: r.credit == "reward_to_go", "it needs credit=reward_to_go"),
+    "scale_ddof": (lambda r: r.scale in ("group_std", "batch_std"), "it needs scale=group_std or batch_std"),
+    "scale_eps": (lambda r: r.scale in ("group_std", "batch_std", "group_mean"), "it needs a scale to divide by"),
+    "whiten_ddof": (lambda r: r.whiten != "none", "it needs whiten=rows or decisions"),
+    "whiten_eps": (lambda r: r.whiten != "none", "it needs whiten=rows or decisions"),
+    "whiten_root": (lambda r: r.whiten != "none", "it needs whiten=rows or decisions"),
+    "epsilon": (lambda r: r.surrogate in _CLIPS and r.bounds == "relative", f"surrogate must be one of {_CLIPS}"),
+    "epsilon_high": (lambda r: r.surrogate in _CLIPS, f"surrogate must be one of {_CLIPS}"),
+    "tau_pos": (lambda r: r.surrogate == "sapo", "it needs loss_type=sapo"),
+    "tau_neg": (lambda r: r.surrogate == "sapo", "it needs loss_type=sapo"),
+    "vespo_k_pos": (lambda r: r.surrogate == "vespo", "it needs loss_type=vespo"),
+    "vespo_lambda_pos": (lambda r: r.surrogate == "vespo", "it needs loss_type=vespo"),
+    "vespo_k_neg": (lambda r: r.surrogate == "vespo", "it needs loss_type=vespo"),
+    "vespo_lambda_neg": (lambda r: r.surrogate == "vespo", "it needs loss_type=vespo"),
+    "dro_beta": (lambda r: r.surrogate == "dro", "it needs loss_type=dro"),
+    "kl_in": (_kl, "it needs beta > 0"),
+    "kl_to": (_kl, "it needs beta > 0"),
+    "kl_direction": (_kl, "it needs beta > 0"),
+    "kl_gradient": (lambda r: _kl(r) and r.kl_in == "loss", "it needs beta > 0 and kl_in=loss"),
+    "kl_cap": (_kl, "it needs beta > 0"),
+    "kl_importance": (lambda r: _kl(r) and r.kl_in == "loss", "it needs beta > 0 and kl_in=loss"),
+    "entropy_over": (lambda r: r.entropy_coef != 0, "it needs entropy_coef"),
+    "mismatch_level": (lambda r: r.mismatch != "none", "it needs mismatch=truncate or mask"),
+    "mismatch_low": (lambda r: r.mismatch != "none", "it needs mismatch=truncate or mask"),
+    "mismatch_high": (lambda r: r.mismatch != "none", "it needs mismatch=truncate or mask"),
+    "clip_cov_low": (lambda r: r.clip_cov > 0, "it needs clip_cov > 0"),
+    "clip_cov_high": (lambda r: r.clip_cov > 0, "it needs clip_cov > 0"),
+    "kl_cov_coef": (lambda r: r.kl_cov > 0, "it needs kl_cov > 0"),
+}
+
+
+def nearest(word: object, known: Sequence[str]) -> str:
+    """ "; did you mean …?" with the closest known word, or nothing."""
     close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
 _ROWS = (
+    Recipe(
+        "plain",
+        "GRPO without the standard deviation, arXiv:2402.03300",
+        "CarlosArguilar/GRPO, the default of grpo.GRPOConfig: A = r − group mean, KL k1. Its literal k1 pulls nowhere "
+        "(kl_gradient=own); here the gradient is k2's.",
+        scale="none",
+        beta=0.04,
+        kl_estimator="k1",
+        kl_gradient="k2",
+    ),
     Recipe(
         "grpo",
         "DeepSeekMath, arXiv:2402.03300",
@@ -457,7 +517,7 @@ RECIPES: dict[str, Recipe] = {row.name: row for row in _ROWS}
 def recipe(name: str, **changes: Any) -> Recipe:
     """A named recipe, optionally with some choices changed."""
     if name not in RECIPES:
-        raise ValueError(f'unknown recipe "{name}"{_near(name, list(RECIPES)) or "."} Known: {", ".join(RECIPES)}')
+        raise ValueError(f'unknown recipe "{name}"{nearest(name, list(RECIPES)) or "."} Known: {", ".join(RECIPES)}')
     return RECIPES[name].but(**changes) if changes else RECIPES[name]
 
 

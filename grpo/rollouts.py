@@ -129,6 +129,10 @@ class Rollouts:
         chosen: dict[str, Any] = {name: array[index] for name, array in self._arrays()}
         return replace(self, **chosen, inputs=_pick(self.inputs, index))
 
+    def but(self, **changes: Any) -> Rollouts:
+        """This record with some fields replaced, checked again."""
+        return replace(self, **changes)
+
     @staticmethod
     def cat(parts: Sequence[Rollouts]) -> Rollouts:
         """Several records as one, padded to the longest. Equal group ids mean the same group."""

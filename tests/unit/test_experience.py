@@ -106,8 +106,14 @@ def test_reward_parts_are_weighted_and_none_means_no_opinion():
     assert column(got).tolist() == [-1.0, 0.0, 0.0, 1.0]  # rewards 1, 2, none, 3
     with pytest.raises(ValueError, match="reward_weights has 3 entries for 2 reward parts"):
         advantages(rollouts, recipe("dr_grpo", reward_weights=(1.0, 1.0, 1.0)))
-    with pytest.raises(ValueError, match="needs reward_parts_NK"):
-        advantages(record(reward_N=[0.0, 1.0]), recipe("gdpo"))
+
+
+def test_one_reward_is_its_own_only_part():
+    single = advantages(record(reward_N=[0.0, 1.0, 5.0]), recipe("gdpo"))
+    assert (
+        column(single).tolist()
+        == column(advantages(record(reward_parts_NK=[[0.0], [1.0], [5.0]]), recipe("gdpo"))).tolist()
+    )
 
 
 def test_maxrl_refuses_negative_rewards():

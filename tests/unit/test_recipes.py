@@ -66,7 +66,7 @@ def test_rows_differ():
 @pytest.mark.parametrize("name", RECIPES)
 def test_twenty_steps_on_a_softmax_bandit(name):
     """Finite throughout, a gradient at every step that has signal, and the best arm gains."""
-    variant = recipe(name)
+    variant = recipe(name, beta=0.0)
     generator = torch.Generator().manual_seed(0)
     logits = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)  # two starts, five arms
     optimizer = torch.optim.Adam([logits], lr=0.1)
@@ -112,7 +112,7 @@ def test_advantage_has_the_sign_of_the_comparison(name):
 @pytest.mark.parametrize(("sign", "ratio_moves"), [(1.0, "up"), (-1.0, "down")])
 def test_gradient_raises_what_was_better(name, sign, ratio_moves):
     """A step against the gradient makes a better try likelier and a worse one less likely."""
-    variant = recipe(name)
+    variant = recipe(name, beta=0.0)
     logp = torch.full((2, 1), -1.0, dtype=torch.float64)
     experience = Experience.build(tries(logp, logp, torch.tensor([1.0, 0.0]).double(), [0, 0]), variant)
     advantage = torch.tensor([[sign], [0.0]], dtype=torch.float64)

@@ -1,0 +1,158 @@
+"""The algorithm's settings: one frozen, validated model for Python, YAML and the command line.
+
+A setting is either one of the fields below or a column of the recipe table (`epsilon`, `beta`, `top_entropy`, …); both
+are given by name, in our spelling or another system's (`grpo.dialects`). What is not given is the recipe's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cached_property
+from typing import Any, Literal, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+
+from grpo.dialects import Translation, spellings, translate
+from grpo.recipes import RECIPES, Recipe, nearest, recipe, without_effect
+
+COLUMNS = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "paper", "follows"))
+"""Settings that belong to the recipe."""
+
+
+class ConfigError(ValueError):
+    """A setting that is wrong, in one line that says what to do."""
+
+
+class GRPOConfig(BaseModel):
+    """What every domain shares."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    loss_type: str = "plain"
+    """The recipe: a row of the table that `grpo presets --recipes` prints."""
+    group_size: int = Field(8, ge=2)
+    """Tries from each start. A group of one has nothing to be compared with."""
+    groups_per_step: int = Field(8, ge=1)
+    """Starts (prompts, states, seeds) sampled in one step, where the trainer chooses them."""
+    groups_per_minibatch: int | None = Field(None, ge=1)
+    """Starts in one optimiser step; None: all of them."""
+    rows_per_microbatch: int | None = Field(None, ge=1)
+    """Trajectories in one forward and backward pass; changes memory, not the gradient. None: all."""
+    num_iterations: int = Field(1, ge=1)
+    """Passes over the same tries."""
+    learning_rate: float = Field(1e-3, gt=0)
+    """Of the AdamW that is made when no optimizer is given."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Of that AdamW."""
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm; None: never."""
+    max_ratio: float | None = Field(None, gt=1)
+    """A minibatch whose mean ratio is above this is skipped whole; None: never."""
+    target_kl: float | None = Field(None, gt=0)
+    """Passes stop once the mean of log π_old − log π reaches this; None: never."""
+    old_logp: Literal["auto", "recorded", "recomputed", "detached"] = "auto"
+    """Log-probs the ratio compares with: as recorded when sampled, computed again before the first pass, or the current
+    ones (ratio 1, for one pass and one minibatch). auto: detached where that is the case, else recorded."""
+    no_signal: Literal["recipe", "keep", "drop", "resample"] = "recipe"
+    """Groups whose rewards are all equal: keep them in the denominators, drop them, or sample their starts again.
+    recipe: as the recipe says."""
+    max_attempts: int = Field(4, ge=1)
+    """Times a start may be sampled in one step, for no_signal=resample."""
+    ref_sync_steps: int | None = Field(None, ge=1)
+    """The reference follows the policy every so many steps; None: never."""
+    ref_mixup_alpha: float = Field(1.0, gt=0, le=1)
+    """Weight of the policy in that: reference ← α·policy + (1−α)·reference."""
+    seed: int = Field(0, ge=0)
+    """Same seed, same numbers."""
+    device: str = "auto"
+    """cpu, cuda or mps. auto: your own models stay where they are; a room takes the first of cuda, mps, cpu."""
+    recipe: dict[str, Any] = Field(default_factory=dict)
+    """Columns of the recipe that are changed; also accepted directly by name."""
+
+    _translations: list[Translation] = PrivateAttr(default_factory=list)
+
+    def __init__(self, _dialect: str = "grpo", **settings: Any) -> None:
+        try:
+            given, translations = translate(settings, _dialect)
+            super().__init__(**_sorted_out(type(self), given, _dialect))
+            self._translations = translations
+            _check(self)
+        except ValidationError as error:
+            raise ConfigError(_one_line(error)) from None
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    @cached_property
+    def algorithm(self) -> Recipe:
+        """The recipe with the changed columns."""
+        changes = dict(self.recipe)
+        if self.no_signal != "recipe":
+            changes["drop_no_signal"] = self.no_signal != "keep"
+        return recipe(self.loss_type, **changes)
+
+    @property
+    def translations(self) -> list[Translation]:
+        """What foreign spellings became."""
+        return list(self._translations)
+
+    def but(self, **settings: Any) -> GRPOConfig:
+        """These settings with some changed."""
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "recipe"}
+        return type(self)(**given | self.recipe | settings)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COLUMNS:
+            return getattr(self.algorithm, name)
+        return super().__getattr__(name)  # type: ignore[misc]
+
+
+def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) -> dict[str, Any]:
+    """Fields as they are, recipe columns (coerced) under `recipe`; anything else is refused with what was meant."""
+    own, columns = {}, dict(given.pop("recipe", {}))
+    for name, value in given.items():
+        if name in model.model_fields:
+            own[name] = value
+        else:
+            columns[name] = value
+    known = [*model.model_fields, *COLUMNS, *spellings(dialect)]
+    hints = get_type_hints(Recipe)
+    for name, value in columns.items():
+        if name not in COLUMNS:
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
+        try:
+            columns[name] = TypeAdapter(hints[name]).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"{name}: {error.errors()[0]['msg'].lower()}, got {value!r}") from None
+    return {**own, "recipe": columns}
+
+
+def _check(config: GRPOConfig) -> None:
+    """What no single field can know."""
+    if config.loss_type not in RECIPES:
+        known = ", ".join(RECIPES)
+        raise ConfigError(
+            f"loss_type={config.loss_type!r} is unknown{nearest(config.loss_type, list(RECIPES))}; known: {known}"
+        )
+    idle = without_effect(config.algorithm, config.recipe)
+    if "max_attempts" in config.model_fields_set and config.no_signal != "resample":
+        idle.append("max_attempts has no effect here: it needs no_signal=resample")
+    if "ref_mixup_alpha" in config.model_fields_set and config.ref_sync_steps is None:
+        idle.append("ref_mixup_alpha has no effect here: it needs ref_sync_steps")
+    if config.ref_sync_steps is not None and not config.algorithm.beta:
+        idle.append("ref_sync_steps has no effect here: it needs beta > 0")
+    if idle:
+        raise ConfigError("; ".join(idle))
+    one_update = config.num_iterations == 1 and config.groups_per_minibatch is None
+    if config.old_logp == "detached" and not one_update:
+        raise ConfigError("old_logp=detached needs num_iterations=1 and no groups_per_minibatch; use recorded")
+
+
+def _one_line(error: ValidationError) -> str:
+    """pydantic's findings as one sentence each."""
+    found = []
+    for item in error.errors():
+        place = ".".join(str(part) for part in item["loc"]) or "settings"
+        found.append(f"{place}: {item['msg'][:1].lower()}{item['msg'][1:]}, got {item['input']!r}")
+    return "; ".join(found)

@@ -1,0 +1,236 @@
+"""A user's PolicyModel and RewardModel as the SequencePolicy, Reference and RolloutSource the trainer speaks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.protocols import (
+    POLICY_METHODS,
+    REWARD_METHODS,
+    Collected,
+    CollectRequest,
+    PolicyModel,
+    RewardModel,
+    State,
+    expect_methods,
+)
+from grpo.rollouts import Rollouts, Scores
+
+
+def moved(model: Any, device: str) -> Any:
+    """The model on this device; `auto` leaves a user's own model where it is."""
+    if device == "auto":
+        return model
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    kind = device.partition(":")[0]
+    if kind not in available:
+        raise ValueError(f"device={device!r} is not one of auto, {', '.join(available)}")
+    if not available[kind]:
+        raise ValueError(f"device={device!r} is not available here; use device=cpu or auto")
+    model.to(device)
+    return model
+
+
+class ModelPolicy:
+    """A PolicyModel that scores rollouts whose `inputs` are {"states": [...], "actions": [...]}."""
+
+    def __init__(self, model: PolicyModel, device: str = "auto") -> None:
+        expect_methods(model, POLICY_METHODS, "policy")
+        self.model = moved(model, device)
+        self.version = 0
+
+    def log_probs(self, states: list[Any], actions: list[Any]) -> tuple[Tensor, Tensor]:
+        """logp_NT and mask_NT of flat (state, action) lists, checked."""
+        logp = self.model.get_log_probabilities(states, actions)
+        if not isinstance(logp, Tensor):
+            raise TypeError(f"policy.get_log_probabilities must return a torch.Tensor, got {type(logp).__name__}")
+        if logp.ndim not in (1, 2) or logp.shape[0] != len(states):
+            raise ValueError(
+                f"policy.get_log_probabilities returned shape {tuple(logp.shape)} for {len(states)} (state, action) "
+                f"pairs; expected ({len(states)},), or ({len(states)}, T) with a get_mask method"
+            )
+        if logp.ndim == 1:
+            return logp[:, None], torch.ones(len(states), 1, dtype=torch.bool, device=logp.device)
+        get_mask = getattr(self.model, "get_mask", None)
+        if get_mask is None:
+            raise TypeError(
+                "two-dimensional log-probs need policy.get_mask(states, actions) -> (N, T): which decisions were made"
+            )
+        return logp, torch.as_tensor(get_mask(states, actions), device=logp.device)
+
+    def score(self, rows: Rollouts, entropy: bool = False) -> Scores:
+        """Log-probs now, and entropies where the model gives them and they are asked for."""
+        states, actions = rows.inputs["states"], rows.inputs["actions"]
+        logp_NT, _ = self.log_probs(states, actions)
+        get_entropy = getattr(self.model, "get_entropy", None)
+        if not entropy or get_entropy is None:
+            return Scores(logp_NT)
+        entropy_NT = get_entropy(states, actions)
+        if tuple(entropy_NT.shape) not in (tuple(logp_NT.shape), (len(states),)):
+            shapes = f"{tuple(entropy_NT.shape)}, expected {tuple(logp_NT.shape)}"
+            raise ValueError(f"policy.get_entropy returned shape {shapes}")
+        return Scores(logp_NT, entropy_NT.reshape(logp_NT.shape))
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The model's tensors by name."""
+        return self.model.get_parameters()
+
+    def split(self, rows: Sequence[int], limit: int) -> list[Sequence[int]]:
+        """Parts of at most `limit` rows."""
+        return [rows[i : i + limit] for i in range(0, len(rows), limit)]
+
+    def train(self) -> None:
+        """Before an update."""
+        self.model.train()
+
+    def eval(self) -> None:
+        """Before sampling."""
+        self.model.eval()
+
+
+class ModelReference:
+    """A frozen PolicyModel; a snapshot of the policy where none is given."""
+
+    def __init__(self, model: PolicyModel) -> None:
+        self._policy = ModelPolicy(model)
+        self._policy.eval()
+        for tensor in self._policy.parameters().values():
+            tensor.requires_grad_(False)
+
+    @staticmethod
+    def snapshot(policy: PolicyModel) -> ModelReference:
+        """A copy of the policy as it is now."""
+        try:
+            return ModelReference(copy.deepcopy(policy))
+        except Exception as error:
+            raise TypeError(
+                f"the policy cannot be copied for a reference ({type(error).__name__}: {error}); pass "
+                "reference_policy, or set beta=0"
+            ) from error
+
+    @torch.no_grad()
+    def score(self, rows: Rollouts) -> Tensor:
+        """Reference log-probs of the recorded decisions."""
+        return self._policy.score(rows).logp_NT
+
+    @torch.no_grad()
+    def sync(self, policy: Mapping[str, Tensor], alpha: float) -> None:
+        """reference ← α·policy + (1−α)·reference."""
+        own = self._policy.parameters()
+        missing = sorted(set(policy) ^ set(own))
+        if missing:
+            raise ValueError(f"policy and reference have different parameters ({', '.join(missing[:3])}); cannot sync")
+        for name, tensor in own.items():
+            tensor.lerp_(policy[name].to(tensor), alpha)
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The reference's tensors by name."""
+        return self._policy.parameters()
+
+
+class ModelSource:
+    """Samples a group of actions from each state and scores them with the reward model."""
+
+    def __init__(
+        self,
+        policy: ModelPolicy,
+        reward_model: RewardModel,
+        group_size: int,
+        states: Sequence[Any] | None = None,
+        groups_per_step: int = 1,
+    ) -> None:
+        expect_methods(reward_model, REWARD_METHODS, "reward model")
+        self._policy, self._reward, self._group_size = policy, reward_model, group_size
+        self._states, self._groups_per_step, self._cursor = states, groups_per_step, 0
+
+    @torch.no_grad()
+    def collect(self, request: CollectRequest) -> Collected:
+        """One group of tries from each start."""
+        starts = list(self._next() if request.starts is None else request.starts)
+        if not starts:
+            raise ValueError("there are no states to sample from; pass at least one")
+        self._policy.eval()
+        self._reward.eval()
+        groups = self._policy.model.generate_actions(starts, self._group_size)
+        self._check_groups(groups, len(starts))
+        states = [state for state in starts for _ in range(self._group_size)]
+        actions = [action for group in groups for action in group]
+        logp_NT, mask_NT = self._policy.log_probs(states, actions)
+        rollouts = Rollouts(
+            group_N=torch.arange(len(starts), device=logp_NT.device).repeat_interleave(self._group_size),
+            mask_NT=mask_NT,
+            old_logp_NT=logp_NT.detach(),
+            reward_N=self._rewards(states, actions, logp_NT),
+            inputs={"states": states, "actions": actions},
+        )
+        return Collected(rollouts, starts)
+
+    def _next(self) -> Sequence[Any]:
+        if self._states is None:
+            raise ValueError("step() needs states: trainer.step([state, …])")
+        total = len(self._states)
+        chosen = [self._states[(self._cursor + i) % total] for i in range(min(self._groups_per_step, total))]
+        self._cursor += len(chosen)
+        return chosen
+
+    def _check_groups(self, groups: Any, starts: int) -> None:
+        size = self._group_size
+        if not isinstance(groups, Sequence) or isinstance(groups, str) or len(groups) != starts:
+            count = len(groups) if hasattr(groups, "__len__") else type(groups).__name__
+            raise ValueError(
+                f"policy.generate_actions returned {count} groups for {starts} states; expected one a state"
+            )
+        for i, group in enumerate(groups):
+            if not hasattr(group, "__len__") or isinstance(group, str) or len(group) != size:
+                count = len(group) if hasattr(group, "__len__") else type(group).__name__
+                raise ValueError(f"policy.generate_actions: group {i} has {count} actions; expected group_size={size}")
+
+    def _rewards(self, states: list[Any], actions: list[Any], like: Tensor) -> Tensor:
+        given = self._reward.compute_rewards(list(states), list(actions))
+        name = f"{type(self._reward).__name__}.compute_rewards"
+        if given is None:
+            raise ValueError(f"{name} returned None; expected {len(states)} numbers")
+        try:
+            reward_N = torch.as_tensor(given).detach().to(device=like.device, dtype=torch.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            kinds = (
+                sorted({type(item).__name__ for item in given})
+                if hasattr(given, "__iter__")
+                else [type(given).__name__]
+            )
+            raise TypeError(f"{name} must return numbers, got {', '.join(kinds)}") from error
+        if tuple(reward_N.shape) != (len(states),):
+            shapes = f"{tuple(reward_N.shape)} for {len(states)} (state, action) pairs; expected ({len(states)},)"
+            raise ValueError(f"{name} returned shape {shapes}")
+        bad = (~torch.isfinite(reward_N)).nonzero().flatten().tolist()
+        if bad:
+            pairs = f"row {bad[0]} (state {states[bad[0]]!r:.60}, action {actions[bad[0]]!r:.60})"
+            raise ValueError(
+                f"{name}: {pairs} is {float(reward_N[bad[0]])}; rewards must be finite ({len(bad)} are not)"
+            )
+        return reward_N
+
+    def state(self) -> State:
+        """The cursor into the given states."""
+        return State({"cursor": self._cursor}, {})
+
+    def load_state(self, state: State) -> None:
+        """Go on where that left off."""
+        self._cursor = int(state.values["cursor"])
+
+    def metrics(self) -> Mapping[str, float]:
+        """Nothing of its own to report."""
+        return {}
+
+    def show(self, rows: Rollouts) -> list[dict[str, Any]]:
+        """State and action of each row, as text."""
+        pairs = zip(rows.inputs["states"], rows.inputs["actions"], strict=True)
+        return [{"state": str(state), "action": str(action)} for state, action in pairs]
+
+    def close(self) -> None:
+        """Nothing to close."""

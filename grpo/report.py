@@ -1,0 +1,127 @@
+"""What one step of the trainer tells: metrics by name, and beside them what was sampled and learned from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.core.gates import has_signal
+from grpo.experience import Experience, trajectory_reward
+from grpo.recipes import Recipe
+from grpo.rollouts import Rollouts, Scores, Status
+
+
+class StepReport(Mapping[str, float | None]):
+    """A mapping of metric names to values (None: nothing finite to report)."""
+
+    def __init__(self, step: int, metrics: Mapping[str, float | None], experience: Experience, scores: Scores) -> None:
+        self.step = step
+        self.metrics = dict(metrics)
+        self.experience = experience
+        self.scores = scores
+        """Log-probs of the last pass: the first has ratio 1 and no clips."""
+
+    def __getitem__(self, name: str) -> float | None:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{k}: {v:.4g}" if v is not None else f"{k}: –" for k, v in self.metrics.items())
+        return f"StepReport(step {self.step}, {shown})"
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser step, taken or skipped."""
+
+    rows: Sequence[int]
+    logp_NT: Tensor
+    values: Mapping[str, float]
+    """Loss, its parts and metrics of the whole minibatch."""
+    finite: bool
+    taken: bool
+    """The optimiser moved the weights."""
+    skipped: bool
+    """It would have, but the minibatch was non-finite or too far off-policy."""
+
+
+class Updates:
+    """The optimiser steps of one trainer step."""
+
+    def __init__(self, experience: Experience) -> None:
+        self._experience = experience
+        self._all: list[Update] = []
+
+    def add(self, update: Update) -> None:
+        """One more."""
+        self._all.append(update)
+
+    def far_enough(self, target_kl: float | None) -> bool:
+        """Whether the policy has left the one that sampled by `target_kl`."""
+        return target_kl is not None and self._all[-1].values["approx_kl"] > target_kl
+
+    def all_nonfinite(self) -> bool:
+        """Whether the step had no finite update."""
+        return not any(update.finite for update in self._all)
+
+    def last_scores(self) -> Scores:
+        """Each row's log-probs when it was last scored."""
+        logp_NT = self._experience.rollouts.old_logp_NT.detach().clone()
+        for update in self._all:
+            logp_NT[torch.as_tensor(update.rows, device=logp_NT.device)] = update.logp_NT.to(logp_NT.dtype)
+        return Scores(logp_NT)
+
+    def metrics(self) -> dict[str, float | None]:
+        """Mean over the step's updates, of what was finite."""
+        names = dict.fromkeys(name for update in self._all for name in update.values)
+        found: dict[str, float | None] = {}
+        for name in names:
+            values = [update.values[name] for update in self._all if name in update.values]
+            values = [value for value in values if math.isfinite(value)]
+            found[name] = sum(values) / len(values) if values else None
+        found["updates"] = float(sum(update.taken for update in self._all))
+        found["updates_skipped"] = float(sum(update.skipped for update in self._all))
+        return found
+
+
+def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None]:
+    """Rewards as sampled, before anything is compared, dropped or sampled again."""
+    reward_N, weight_N = trajectory_reward(rollouts, recipe)
+    valid_N = weight_N > 0
+    rewards = reward_N[valid_N]
+    signal_N = has_signal(reward_N, rollouts.group_N, weight_N)
+    groups = rollouts.group_N.unique()
+    with_signal = rollouts.group_N[signal_N].unique()
+    metrics: dict[str, float | None] = {
+        "reward": float(rewards.mean()) if len(rewards) else None,
+        "reward_std": float(rewards.std()) if len(rewards) > 1 else None,
+        "frac_reward_zero_std": 1.0 - len(with_signal) / len(groups),
+        "length": float(rollouts.mask_NT.sum(1).float().mean()),
+        "failed": float((~rollouts.scored_N).sum()),
+    }
+    if rollouts.reward_parts_NK is not None:
+        for k, column in enumerate(rollouts.reward_parts_NK.T):
+            known = column[~torch.isnan(column)]
+            metrics[f"rewards/{k}/mean"] = float(known.mean()) if len(known) else None
+    if rollouts.status_N is not None:
+        metrics["truncated"] = float((rollouts.status_N == int(Status.TRUNCATED)).float().mean())
+    return metrics
+
+
+def plain_values(terms: Mapping[str, Any]) -> dict[str, float]:
+    """Tensors as numbers, in one transfer."""
+    names = [name for name, value in terms.items() if value is not None]
+    if not names:
+        return {}
+    stacked = torch.stack([torch.as_tensor(terms[name]).detach().double().reshape(()) for name in names])
+    return dict(zip(names, stacked.tolist(), strict=True))

@@ -1,0 +1,358 @@
+"""The trainer everyone shares: collect → reference → advantages → passes × minibatches × micro-batches → report.
+
+It knows no domain. A policy scores recorded decisions, a source samples and rewards them, a reference is optional.
+No files, clocks, logs or devices in here: a run puts those around it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.config import GRPOConfig
+from grpo.core.gates import has_signal
+from grpo.experience import Experience, trajectory_reward, with_gates
+from grpo.models import ModelPolicy, ModelReference, ModelSource, moved
+from grpo.objective import objective
+from grpo.protocols import Collected, CollectRequest, Phase, Reference, RolloutSource, SequencePolicy, State, no_phase
+from grpo.report import StepReport, Update, Updates, plain_values, reward_metrics
+from grpo.rollouts import Rollouts
+
+__all__ = ["Diverged", "GRPOTrainer", "StepReport"]
+
+MAX_NONFINITE = 3
+"""Steps in a row without one finite update before training stops."""
+
+
+class Diverged(RuntimeError):
+    """Training stopped because updates kept being non-finite."""
+
+
+class GRPOTrainer:
+    """Your policy, your reward, one trainer.
+
+    Either `policy` and `reward_model` follow `grpo.protocols.PolicyModel` and `RewardModel`, or a room passes a
+    `SequencePolicy` and a `RolloutSource`.
+    """
+
+    def __init__(
+        self,
+        config: GRPOConfig | None = None,
+        policy: Any = None,
+        reference_policy: Any = None,
+        reward_model: Any = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        source: RolloutSource | None = None,
+        states: Sequence[Any] | None = None,
+        phase: Phase = no_phase,
+    ) -> None:
+        self.config = config or GRPOConfig()
+        self.recipe = self.config.algorithm
+        self.phase = phase
+        self.steps_done = 0
+        self.policy, self.source = self._seats(policy, reward_model, source, states)
+        self.reference = self._make_reference(policy, reference_policy)
+        self.optimizer = optimizer if optimizer is not None else self._make_optimizer()
+        self._nonfinite_in_a_row = 0
+        for notice in self.recipe.notices():
+            warnings.warn(notice, stacklevel=2)
+
+    # --- the step ---------------------------------------------------------------------------------------------------
+
+    def step(self, states: Sequence[Any] | None = None) -> StepReport:
+        """Sample a group from each start, compare, learn."""
+        with self.phase("collect"):
+            rollouts, metrics = self._collect(states)
+        with self.phase("reference"):
+            ref_logp_NT = None if self.reference is None else self.reference.score(rollouts)
+        experience = Experience.build(rollouts, self.recipe, ref_logp_NT, detached=self._detached)
+        updates = Updates(experience)
+        with self.phase("update"):
+            self.policy.train()
+            for rows in self._minibatches(rollouts):
+                batch = self._gated(experience.minibatch(rows, self.recipe))
+                updates.add(self._update(rows, batch))
+                if updates.far_enough(self.config.target_kl):
+                    break
+        self.steps_done += 1
+        self._sync_reference()
+        metrics |= updates.metrics() | dict(self.source.metrics())
+        self._watch(updates)
+        return StepReport(self.steps_done, metrics, experience, updates.last_scores())
+
+    def train(
+        self,
+        states: Iterable[Sequence[Any]] | None = None,
+        steps: int | None = None,
+        callbacks: Sequence[Callable[[StepReport], Any]] = (),
+    ) -> list[StepReport]:
+        """Many steps: one for each item of `states` (a list of states), at most `steps`.
+
+        Callbacks get each report; one that returns False ends the training.
+        """
+        if states is None and steps is None:
+            raise ValueError("train() needs states, steps or both")
+        reports: list[StepReport] = []
+        for batch in repeat(None) if states is None else states:
+            if steps is not None and len(reports) >= steps:
+                break
+            reports.append(self.step(batch))
+            if any(callback(reports[-1]) is False for callback in callbacks):
+                break
+        return reports
+
+    # --- collect ----------------------------------------------------------------------------------------------------
+
+    def _collect(self, states: Sequence[Any] | None) -> tuple[Rollouts, dict[str, float | None]]:
+        """Tries for this step, and how they were rewarded."""
+        collected = self.source.collect(CollectRequest(self.steps_done, 0, states))
+        rollouts, metrics = collected.rollouts, reward_metrics(collected.rollouts, self.recipe)
+        if self.config.no_signal == "resample":
+            rollouts, attempts = self._refilled(collected)
+            metrics["attempts"] = float(attempts)
+        if self.config.old_logp == "recomputed":
+            with torch.no_grad():
+                rollouts = rollouts.but(old_logp_NT=self.policy.score(rollouts).logp_NT)
+        return rollouts, metrics
+
+    def _refilled(self, collected: Collected) -> tuple[Rollouts, int]:
+        """Groups without signal are sampled again from the same start, until all have one or attempts run out."""
+        starts, rollouts = list(collected.starts), collected.rollouts
+        slots, kept, attempt = list(range(len(starts))), [], 0
+        while True:
+            reward_N, weight_N = trajectory_reward(rollouts, self.recipe)
+            signal_N = has_signal(reward_N, rollouts.group_N, weight_N)
+            alive = set(rollouts.group_N[signal_N].tolist())
+            rows = [row for row, group in enumerate(rollouts.group_N.tolist()) if group in alive]
+            if rows:
+                kept.append(_renumbered(rollouts.select(rows), slots))
+            attempt += 1
+            missing = [slot for group, slot in enumerate(slots) if group not in alive]
+            if not missing or attempt >= self.config.max_attempts:
+                break
+            slots = missing
+            request = CollectRequest(self.steps_done, attempt, [starts[slot] for slot in slots])
+            rollouts = self.source.collect(request).rollouts
+        # Nothing had a signal: the last tries stay, are counted, and teach nothing.
+        return Rollouts.cat(kept or [_renumbered(rollouts, slots)]), attempt
+
+    @property
+    def _detached(self) -> bool:
+        """Whether the ratio compares with the current policy: one pass, one minibatch."""
+        one_update = self.config.num_iterations == 1 and self.config.groups_per_minibatch is None
+        return self.config.old_logp == "detached" or (self.config.old_logp == "auto" and one_update)
+
+    # --- update -----------------------------------------------------------------------------------------------------
+
+    def _minibatches(self, rollouts: Rollouts) -> Iterator[list[int]]:
+        """Rows of whole groups, in an order drawn from (seed, step, pass); every group once a pass."""
+        members: dict[int, list[int]] = {}
+        for row, group in enumerate(rollouts.group_N.tolist()):
+            members.setdefault(group, []).append(row)
+        groups = list(members.values())
+        size = self.config.groups_per_minibatch or len(groups)
+        for number in range(self.config.num_iterations):
+            order = list(range(len(groups)))
+            if size < len(groups):
+                order = torch.randperm(len(groups), generator=self._generator(number)).tolist()
+            for start in range(0, len(groups), size):
+                yield [row for i in order[start : start + size] for row in groups[i]]
+
+    def _gated(self, batch: Experience) -> Experience:
+        """Gates that span rows, from scores of the whole minibatch; most recipes have none."""
+        if self.recipe.top_entropy >= 1.0 and not self.recipe.clip_cov and not self.recipe.kl_cov:
+            return batch
+        with torch.no_grad():
+            scores = self.policy.score(batch.rollouts, entropy=True)
+        priority_NT = torch.rand(tuple(batch.mask_NT.shape), generator=self._generator(-1))
+        return with_gates(batch, scores, self.recipe, priority_NT.to(scores.logp_NT))
+
+    def _update(self, rows: Sequence[int], batch: Experience) -> Update:
+        """Gradients of the whole minibatch, then one optimiser step; or none, and everything stays as it was."""
+        values, logp_NT = self._gradients(batch)
+        parameters = [p for p in self.policy.parameters().values() if p.grad is not None]
+        if parameters:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            values["grad_norm"] = float(norm)
+        finite = all(math.isfinite(values[name]) for name in ("loss", "ratio", "grad_norm") if name in values)
+        skipped = not finite or (self.config.max_ratio is not None and values["ratio"] > self.config.max_ratio)
+        taken = self.optimizer is not None and bool(parameters) and not skipped
+        if self.optimizer is not None and taken:
+            if self.config.max_grad_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
+            self.optimizer.step()
+            self.policy.version += 1
+        self._zero_grad()
+        return Update(rows, logp_NT, values, finite, taken, skipped)
+
+    def _gradients(self, batch: Experience) -> tuple[dict[str, float], Tensor]:
+        """Loss, metrics, log-probs of the minibatch; gradients accumulated. Out of memory: again in smaller parts."""
+        limit = self.config.rows_per_microbatch or len(batch)
+        while True:
+            try:
+                return self._accumulated(batch, limit)
+            except torch.OutOfMemoryError:
+                if limit <= 1:
+                    raise
+                limit = (limit + 1) // 2
+
+    def _accumulated(self, batch: Experience, limit: int) -> tuple[dict[str, float], Tensor]:
+        self._zero_grad()
+        total: dict[str, Any] = {}
+        logp_NT = torch.empty_like(batch.rollouts.old_logp_NT)
+        for rows in self.policy.split(range(len(batch)), limit):
+            part = batch if len(rows) == len(batch) else batch.select(list(rows))
+            scores = self.policy.score(part.rollouts, entropy=bool(self.recipe.entropy_coef))
+            terms = objective(scores, part, self.recipe)
+            if terms.loss.requires_grad:
+                terms.loss.backward()
+            named = {"loss": terms.loss, "policy_loss": terms.policy_loss, "kl": terms.kl, "entropy": terms.entropy}
+            for name, value in (named | terms.metrics).items():
+                if value is not None:
+                    total[name] = total.get(name, 0.0) + value.detach()
+            logp_NT[list(rows)] = scores.logp_NT.detach().to(logp_NT.dtype)
+        return plain_values(total), logp_NT
+
+    def _zero_grad(self) -> None:
+        for parameter in self.policy.parameters().values():
+            parameter.grad = None
+
+    def _watch(self, updates: Updates) -> None:
+        """Stop once several steps in a row had nothing finite: this run is lost, its last checkpoint is not."""
+        self._nonfinite_in_a_row = self._nonfinite_in_a_row + 1 if updates.all_nonfinite() else 0
+        if self._nonfinite_in_a_row >= MAX_NONFINITE:
+            raise Diverged(
+                f"the last {MAX_NONFINITE} steps had a non-finite loss or gradient and were skipped; lower "
+                "learning_rate, set max_ratio, or look at the rewards and log-probs of the last step"
+            )
+
+    def _generator(self, stream: int) -> torch.Generator:
+        """Randomness of this step that belongs to the trainer, from (seed, step, stream): nothing to save."""
+        seed = 0
+        for number in (self.config.seed, self.steps_done, stream):
+            seed = (seed * 6_364_136_223_846_793_005 + number + 1_442_695_040_888_963_407) % (2**63 - 1)
+        return torch.Generator().manual_seed(seed)
+
+    # --- who sits where ---------------------------------------------------------------------------------------------
+
+    def _seats(
+        self, policy: Any, reward_model: Any, source: RolloutSource | None, states: Sequence[Any] | None
+    ) -> tuple[SequencePolicy, RolloutSource]:
+        if policy is None:
+            raise TypeError("GRPOTrainer needs a policy: any object with the methods of grpo.protocols.PolicyModel")
+        seat: SequencePolicy = policy if hasattr(policy, "score") else ModelPolicy(policy, self.config.device)
+        if source is not None:
+            return seat, source
+        if not isinstance(seat, ModelPolicy):
+            raise TypeError("a SequencePolicy needs source=, a RolloutSource that samples and scores tries")
+        if reward_model is None:
+            raise TypeError("GRPOTrainer needs a reward_model: any object with compute_rewards(states, actions)")
+        moved(reward_model, self.config.device)
+        return seat, ModelSource(seat, reward_model, self.config.group_size, states, self.config.groups_per_step)
+
+    def _make_reference(self, policy: Any, reference_policy: Any) -> Reference | None:
+        if not self.recipe.beta or self.recipe.kl_to == "old" or self.recipe.kl_estimator == "exact":
+            return None
+        if reference_policy is None:
+            return ModelReference.snapshot(policy)
+        return (
+            reference_policy
+            if hasattr(reference_policy, "score")
+            else ModelReference(moved(reference_policy, self.config.device))
+        )
+
+    def _sync_reference(self) -> None:
+        every = self.config.ref_sync_steps
+        if self.reference is not None and every is not None and self.steps_done % every == 0:
+            self.reference.sync(self.policy.parameters(), self.config.ref_mixup_alpha)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer | None:
+        tensors = [p for p in self.policy.parameters().values() if p.requires_grad]
+        if not tensors:
+            warnings.warn(
+                "the policy has no trainable parameters: metrics are reported, nothing is updated", stacklevel=3
+            )
+            return None
+        return torch.optim.AdamW(tensors, lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
+
+    # --- what must be kept ------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Everything the next step depends on, between steps."""
+        arrays = {f"policy/{name}": p.detach() for name, p in self.policy.parameters().items()}
+        if self.reference is not None:
+            arrays |= {f"reference/{name}": p.detach() for name, p in self.reference.parameters().items()}
+        values: dict[str, Any] = {
+            "steps_done": self.steps_done,
+            "nonfinite_in_a_row": self._nonfinite_in_a_row,
+            "version": self.policy.version,
+        }
+        if self.optimizer is not None:
+            values["optimizer"], tensors = _flattened(self.optimizer.state_dict())
+            arrays |= {f"optimizer/{name}": tensor for name, tensor in tensors.items()}
+        source = self.source.state()
+        arrays |= {f"source/{name}": array for name, array in source.arrays.items()}
+        return State(values | {"source": dict(source.values)}, arrays)
+
+    @torch.no_grad()
+    def load_state(self, state: State) -> None:
+        """Go on exactly where `state` was taken."""
+        _copy_into(self.policy.parameters(), _part(state, "policy"), "policy")
+        if self.reference is not None:
+            _copy_into(self.reference.parameters(), _part(state, "reference"), "reference")
+        if self.optimizer is not None:
+            if "optimizer" not in state.values:
+                raise ValueError("the saved state has no optimizer; it was saved by a trainer without one")
+            self.optimizer.load_state_dict(_unflattened(state.values["optimizer"], _part(state, "optimizer")))
+        self.source.load_state(State(state.values["source"], _part(state, "source")))
+        self.policy.version = int(state.values["version"])
+        self.steps_done = int(state.values["steps_done"])
+        self._nonfinite_in_a_row = int(state.values["nonfinite_in_a_row"])
+
+
+def _renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:
+    """The same rows with group g called slots[g]: a start that is sampled again keeps its place."""
+    ids = [slots[group] for group in rollouts.group_N.tolist()]
+    return rollouts.but(group_N=torch.tensor(ids, device=rollouts.group_N.device))
+
+
+def _part(state: State, kind: str) -> dict[str, Any]:
+    """The arrays of one part, under their own names."""
+    return {name.partition("/")[2]: array for name, array in state.arrays.items() if name.startswith(f"{kind}/")}
+
+
+def _copy_into(parameters: Mapping[str, Tensor], saved: Mapping[str, Any], kind: str) -> None:
+    if set(saved) != set(parameters):
+        differ = ", ".join(sorted(set(saved) ^ set(parameters))[:3])
+        raise ValueError(f"the saved {kind} has other parameters than this one ({differ})")
+    for name, parameter in parameters.items():
+        tensor = torch.as_tensor(saved[name])
+        if tuple(tensor.shape) != tuple(parameter.shape):
+            shapes = f"{tuple(tensor.shape)}, not {tuple(parameter.shape)}"
+            raise ValueError(f"the saved {kind} parameter {name} has shape {shapes}")
+        parameter.copy_(tensor)
+
+
+def _flattened(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """An optimizer's state dict as JSON-able values and named tensors."""
+    values: dict[str, Any] = {"state": {}, "param_groups": optimizer["param_groups"]}
+    tensors: dict[str, Tensor] = {}
+    for index, entry in optimizer["state"].items():
+        values["state"][str(index)] = {k: v for k, v in entry.items() if not isinstance(v, Tensor)}
+        tensors |= {f"{index}/{k}": v for k, v in entry.items() if isinstance(v, Tensor)}
+    return values, tensors
+
+
+def _unflattened(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {int(index): dict(entry) for index, entry in values["state"].items()}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition("/")
+        state[int(index)][key] = torch.as_tensor(tensor).clone()
+    return {"state": state, "param_groups": values["param_groups"]}

@@ -1,0 +1,130 @@
+"""Settings: one schema, other systems' words understood, wrong ones refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from grpo.config import COLUMNS, ConfigError, GRPOConfig
+from grpo.dialects import COMMON, SYSTEMS, spellings, table_text, translate
+from grpo.recipes import RECIPES
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"group_size": 1}, "group_size: input should be greater than or equal to 2, got 1"),
+        ({"epsilonn": 0.1}, "unknown setting 'epsilonn'; did you mean \"epsilon\"?"),
+        ({"kl_coef": 0.1}, "unknown setting 'kl_coef'; did you mean \"kl_coeff\"?"),
+        ({"epsilon": "abc"}, "epsilon: input should be a valid number, unable to parse string as a number, got 'abc'"),
+        ({"clip_ratio": 0.1, "epsilon": 0.3}, "epsilon=0.3 and clip_ratio both set epsilon; keep one of them"),
+        ({"kl_penalty_type": "k9"}, "kl_penalty_type: 'k9' is not one of low_var_kl, kl, mse, mse_kl, abs, k1, k2, k3"),
+        ({"tau_pos": 2.0}, "tau_pos has no effect here: it needs loss_type=sapo"),
+        ({"loss_type": "gspo", "kl_cap": 5}, "kl_cap has no effect here: it needs beta > 0"),
+        ({"ref_mixup_alpha": 0.5}, "ref_mixup_alpha has no effect here: it needs ref_sync_steps"),
+        ({"ref_sync_steps": 4, "beta": 0.0}, "ref_sync_steps has no effect here: it needs beta > 0"),
+        ({"max_attempts": 3}, "max_attempts has no effect here: it needs no_signal=resample"),
+        ({"old_logp": "detached", "num_iterations": 2}, "old_logp=detached needs num_iterations=1"),
+        ({"learning_rate": -1}, "learning_rate: input should be greater than 0, got -1"),
+        ({"ratio": "chunk", "top_entropy": 0.1}, "pick single decisions"),
+        ({"sync_ref_model": "maybe"}, "expected true or false, got 'maybe'"),
+        ({"sync_ref_model": True}, "sync_ref_model=true needs ref_model_sync_steps"),
+    ],
+)
+def test_wrong_settings_are_one_line_with_the_remedy(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        GRPOConfig(**settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigError, match="loss_type='dappo' is unknown"):
+        GRPOConfig(loss_type="dappo")
+
+
+def test_text_from_files_and_command_lines_is_coerced():
+    config = GRPOConfig(learning_rate="3e-6", epsilon="0.1", group_size="4", loss_type="grpo", scale_rewards="false")
+    assert (config.learning_rate, config.epsilon, config.group_size, config.scale) == (3e-6, 0.1, 4, "none")
+
+
+def test_columns_not_given_are_the_recipe_s_own():
+    for name, row in RECIPES.items():
+        config = GRPOConfig(loss_type=name)
+        assert config.algorithm == row
+        assert all(getattr(config, column) == getattr(row, column) for column in COLUMNS)
+
+
+def test_no_signal_decides_whether_groups_are_dropped():
+    assert GRPOConfig(loss_type="grpo", no_signal="drop").algorithm.drop_no_signal
+    assert GRPOConfig(loss_type="dapo").algorithm.drop_no_signal
+    assert not GRPOConfig(loss_type="dapo", no_signal="keep").algorithm.drop_no_signal
+
+
+def test_but_keeps_the_rest():
+    config = GRPOConfig(loss_type="dapo", epsilon=0.1, group_size=4).but(group_size=6)
+    assert (config.loss_type, config.epsilon, config.group_size) == ("dapo", 0.1, 6)
+
+
+def test_configs_are_frozen():
+    with pytest.raises(Exception, match="frozen"):
+        GRPOConfig().group_size = 3
+    with pytest.raises(AttributeError):
+        GRPOConfig().nonsense  # noqa: B018
+
+
+def test_the_protocol_document_s_words():
+    config = GRPOConfig(
+        group_size=4, batch_size=2, num_epochs_per_update=2, clip_epsilon=0.3, kl_coeff=0.1, entropy_coeff=0.01
+    )
+    assert (config.groups_per_minibatch, config.num_iterations) == (2, 2)
+    assert (config.epsilon, config.beta, config.entropy_coef) == (0.3, 0.1, 0.01)
+    assert [t.key for t in config.translations] == [
+        "batch_size", "num_epochs_per_update", "clip_epsilon", "kl_coeff", "entropy_coeff",
+    ]  # fmt: skip
+
+
+def test_the_same_word_in_two_systems():
+    """normalize_advantages: batch std of the centred rewards here, a second whitening of all decisions there."""
+    ours = GRPOConfig(normalize_advantages=True)
+    theirs = GRPOConfig(_dialect="rlinf", normalize_advantages=True)
+    assert (ours.whiten, ours.whiten_eps) == ("rows", 1e-8)
+    assert (theirs.whiten, theirs.whiten_eps) == ("decisions", 1e-5)
+
+
+def test_the_rlinf_page_s_block():
+    block = {
+        "adv_type": "grpo", "loss_type": "actor", "loss_agg_func": "token-mean", "group_size": 16, "kl_beta": 0.0,
+        "kl_penalty_type": "low_var_kl", "ratio_clip_eps": 0.2, "calculate_entropy": False, "entropy_bonus": 0.0,
+        "normalize_advantages": True, "early_stop_imp_ratio": 5.0, "use_valid_token_scale": False,
+    }  # fmt: skip
+    config = GRPOConfig(_dialect="rlinf", **block)
+    assert (config.group_size, config.max_ratio, config.reduction, config.scale) == (16, 5.0, "token_mean", "group_std")
+    assert (config.kl_estimator, config.beta, config.whiten) == ("k3", 0.0, "decisions")
+
+
+def test_switched_off_keys_are_not_read():
+    config = GRPOConfig(sync_ref_model=False, ref_model_sync_steps=64, ref_model_mixup_alpha=0.9)
+    assert config.ref_sync_steps is None
+    on = GRPOConfig(sync_ref_model=True, ref_model_sync_steps=64, ref_model_mixup_alpha=0.9)
+    assert (on.ref_sync_steps, on.ref_mixup_alpha) == (64, 0.9)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_spelling_ends_in_a_setting(system):
+    """The table is tested against the schema: no foreign key leads nowhere."""
+    known = {*GRPOConfig.model_fields, *COLUMNS}
+    for spelling in spellings(system).values():
+        assert {name.strip() for name in spelling.becomes.split(",")} <= known, spelling.key
+        assert spelling.key not in known or spelling.convert is not None, f"{spelling.key} is our own word"
+
+
+def test_dashes_are_underscores():
+    assert translate({"num-generations": 4})[0] == {"group_size": 4}
+
+
+def test_the_table_lists_every_spelling():
+    text = table_text()
+    for spelling in (*COMMON, *(s for some in SYSTEMS.values() for s in some)):
+        assert spelling.key in text
+    with pytest.raises(ValueError, match='unknown dialect "rlinff"; did you mean "rlinf"'):
+        spellings("rlinff")
