@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
 from grpo.dialects import Translation, spellings, translate
 from grpo.recipes import RECIPES, Recipe, nearest, recipe, without_effect
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 COLUMNS = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "paper", "follows"))
 """Settings that belong to the recipe."""
@@ -30,25 +33,25 @@ class GRPOConfig(BaseModel):
 
     loss_type: str = "plain"
     """The recipe: a row of the table that `grpo presets --recipes` prints."""
-    group_size: int = Field(8, ge=2)
+    group_size: int = Field(default=8, ge=2)
     """Tries from each start. A group of one has nothing to be compared with."""
-    groups_per_step: int = Field(8, ge=1)
+    groups_per_step: int = Field(default=8, ge=1)
     """Starts (prompts, states, seeds) sampled in one step, where the trainer chooses them."""
-    groups_per_minibatch: int | None = Field(None, ge=1)
+    groups_per_minibatch: int | None = Field(default=None, ge=1)
     """Starts in one optimiser step; None: all of them."""
-    rows_per_microbatch: int | None = Field(None, ge=1)
+    rows_per_microbatch: int | None = Field(default=None, ge=1)
     """Trajectories in one forward and backward pass; changes memory, not the gradient. None: all."""
-    num_iterations: int = Field(1, ge=1)
+    num_iterations: int = Field(default=1, ge=1)
     """Passes over the same tries."""
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(default=1e-3, gt=0)
     """Of the AdamW that is made when no optimizer is given."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
     """Of that AdamW."""
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm; None: never."""
-    max_ratio: float | None = Field(None, gt=1)
+    max_ratio: float | None = Field(default=None, gt=1)
     """A minibatch whose mean ratio is above this is skipped whole; None: never."""
-    target_kl: float | None = Field(None, gt=0)
+    target_kl: float | None = Field(default=None, gt=0)
     """Passes stop once the mean of log π_old − log π reaches this; None: never."""
     old_logp: Literal["auto", "recorded", "recomputed", "detached"] = "auto"
     """Log-probs the ratio compares with: as recorded when sampled, computed again before the first pass, or the current
@@ -56,13 +59,13 @@ class GRPOConfig(BaseModel):
     no_signal: Literal["recipe", "keep", "drop", "resample"] = "recipe"
     """Groups whose rewards are all equal: keep them in the denominators, drop them, or sample their starts again.
     recipe: as the recipe says."""
-    max_attempts: int = Field(4, ge=1)
+    max_attempts: int = Field(default=4, ge=1)
     """Times a start may be sampled in one step, for no_signal=resample."""
-    ref_sync_steps: int | None = Field(None, ge=1)
+    ref_sync_steps: int | None = Field(default=None, ge=1)
     """The reference follows the policy every so many steps; None: never."""
-    ref_mixup_alpha: float = Field(1.0, gt=0, le=1)
+    ref_mixup_alpha: float = Field(default=1.0, gt=0, le=1)
     """Weight of the policy in that: reference ← α·policy + (1−α)·reference."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     """Same seed, same numbers."""
     device: str = "auto"
     """cpu, cuda or mps. auto: your own models stay where they are; a room takes the first of cuda, mps, cpu."""
@@ -78,7 +81,7 @@ class GRPOConfig(BaseModel):
             self._translations = translations
             _check(self)
         except ValidationError as error:
-            raise ConfigError(_one_line(error)) from None
+            raise ConfigError(one_line(error)) from None
         except ConfigError:
             raise
         except ValueError as error:
@@ -93,11 +96,23 @@ class GRPOConfig(BaseModel):
         return recipe(self.loss_type, **changes)
 
     @property
+    def idle(self) -> dict[str, str]:
+        """Settings that were given and cannot change anything, each with what it would need."""
+        idle, given = without_effect(self.algorithm, self.recipe), self.model_fields_set
+        if "max_attempts" in given and self.no_signal != "resample":
+            idle["max_attempts"] = "it needs no_signal=resample"
+        if "ref_mixup_alpha" in given and self.ref_sync_steps is None:
+            idle["ref_mixup_alpha"] = "it needs ref_sync_steps"
+        if self.ref_sync_steps is not None and not self.algorithm.beta:
+            idle["ref_sync_steps"] = "it needs beta > 0"
+        return idle
+
+    @property
     def translations(self) -> list[Translation]:
         """What foreign spellings became."""
         return list(self._translations)
 
-    def but(self, **settings: Any) -> GRPOConfig:
+    def but(self, **settings: Any) -> Self:
         """These settings with some changed."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "recipe"}
         return type(self)(**given | self.recipe | settings)
@@ -135,24 +150,18 @@ def _check(config: GRPOConfig) -> None:
         raise ConfigError(
             f"loss_type={config.loss_type!r} is unknown{nearest(config.loss_type, list(RECIPES))}; known: {known}"
         )
-    idle = without_effect(config.algorithm, config.recipe)
-    if "max_attempts" in config.model_fields_set and config.no_signal != "resample":
-        idle.append("max_attempts has no effect here: it needs no_signal=resample")
-    if "ref_mixup_alpha" in config.model_fields_set and config.ref_sync_steps is None:
-        idle.append("ref_mixup_alpha has no effect here: it needs ref_sync_steps")
-    if config.ref_sync_steps is not None and not config.algorithm.beta:
-        idle.append("ref_sync_steps has no effect here: it needs beta > 0")
-    if idle:
-        raise ConfigError("; ".join(idle))
+    if config.idle:
+        raise ConfigError("; ".join(f"{name} has no effect here: {remedy}" for name, remedy in config.idle.items()))
     one_update = config.num_iterations == 1 and config.groups_per_minibatch is None
     if config.old_logp == "detached" and not one_update:
         raise ConfigError("old_logp=detached needs num_iterations=1 and no groups_per_minibatch; use recorded")
 
 
-def _one_line(error: ValidationError) -> str:
+def one_line(error: ValidationError) -> str:
     """pydantic's findings as one sentence each."""
     found = []
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"]) or "settings"
-        found.append(f"{place}: {item['msg'][:1].lower()}{item['msg'][1:]}, got {item['input']!r}")
+        message = item["msg"].removeprefix("Value error, ")
+        found.append(f"{place}: {message[:1].lower()}{message[1:]}, got {item['input']!r}")
     return "; ".join(found)

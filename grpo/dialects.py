@@ -160,7 +160,12 @@ SYSTEMS: dict[str, tuple[Spelling, ...]] = {
                 }
             ),
         ),
-        Spelling("loss_type", "surrogate", "actor: the clipped surrogate", _choice({"actor": {"surrogate": "clip"}})),
+        Spelling(
+            "loss_type",
+            "surrogate",
+            "actor: the clipped surrogate; any other word names a recipe",
+            lambda value: {"surrogate": "clip"} if value == "actor" else {"loss_type": value},
+        ),
         Spelling(
             "calculate_entropy",
             "entropy_coef",

@@ -36,7 +36,9 @@ class Experience:
 
     rollouts: Rollouts
     mask_NT: Array
-    """Decisions that may teach: the rollouts' mask less truncated, failed and signal-less rows."""
+    """Decisions that may teach: the rollouts' mask less truncated, failed and dropped rows."""
+    present_N: Array
+    """Rows that are in the batch: not those of dropped groups."""
     advantage_NT: Array
     old_logp_NT: Array | None
     """None: the current policy, detached (one pass, one minibatch: the ratio is 1)."""
@@ -60,7 +62,11 @@ class Experience:
             raise ValueError(f"beta={recipe.beta:g} needs reference log-probs: pass ref_logp_NT, or set beta=0")
         expect_shape(tuple(rollouts.mask_NT.shape), ref_logp_NT=ref_logp_NT)
         expect_finite(where=rollouts.mask_NT, ref_logp_NT=ref_logp_NT)
-        mask_NT = teaching_mask(rollouts, recipe)
+        present_N = rollouts.scored_N | ~rollouts.scored_N
+        if recipe.drop_no_signal:
+            reward_N, weight_N = trajectory_reward(rollouts, recipe, ref_logp_NT)
+            present_N = gates.has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, recipe))
+        mask_NT = teaching_mask(rollouts, recipe) & present_N[:, None]
         mismatch_NT = None
         if recipe.mismatch != "none" and rollouts.sampled_logp_NT is not None:
             gap_NT = gates.mismatch_log_ratio(rollouts.old_logp_NT, rollouts.sampled_logp_NT, mask_NT)
@@ -70,11 +76,12 @@ class Experience:
         return Experience(
             rollouts=rollouts,
             mask_NT=mask_NT,
+            present_N=present_N,
             advantage_NT=advantages(rollouts, recipe, ref_logp_NT),
             old_logp_NT=None if detached else rollouts.old_logp_NT,
             ref_logp_NT=ref_logp_NT,
             mismatch_NT=mismatch_NT,
-            denominators=count(mask_NT, recipe),
+            denominators=count(mask_NT, recipe, present_N=present_N),
         )
 
     def __len__(self) -> int:
@@ -82,8 +89,11 @@ class Experience:
 
     def select(self, rows: Sequence[int] | Array) -> Experience:
         """A micro-batch: some rows, the denominators of the whole."""
+        if isinstance(rows, range) and rows == range(len(self)):
+            return self
         index = row_index(rows, self.mask_NT)
-        arrays = {name: value for name, value in vars(self).items() if name.endswith("_NT") and value is not None}
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        arrays = {name: value for name, value in own.items() if name.endswith(("_NT", "_N"))}
         return replace(
             self, rollouts=self.rollouts.select(rows), **{name: value[index] for name, value in arrays.items()}
         )
@@ -91,24 +101,25 @@ class Experience:
     def minibatch(self, rows: Sequence[int] | Array, recipe: Recipe) -> Experience:
         """What one optimiser step learns from: some rows, counted anew."""
         part = self.select(rows)
-        return replace(part, denominators=count(part.mask_NT, recipe, part.selected_NT))
+        return replace(part, denominators=count(part.mask_NT, recipe, part.selected_NT, part.present_N))
 
 
-def count(mask_NT: Array, recipe: Recipe, selected_NT: Array | None = None) -> Denominators:
+def count(
+    mask_NT: Array, recipe: Recipe, selected_NT: Array | None = None, present_N: Array | None = None
+) -> Denominators:
     """Denominators of a minibatch, in decisions as the recipe's ratio sees them (tokens, chunks, trajectories)."""
+    if recipe.reduction == "fixed_length" and recipe.length is None and mask_NT.shape[1] > 1:
+        raise ValueError("reduction=fixed_length needs length, the longest a trajectory may be: padding is no constant")
     size = recipe.fold_size(mask_NT.shape[1])
     mask_NT = mask_NT if size == 1 else ratios.fold_mask(mask_NT, size)
-    return reductions.count(mask_NT, recipe.count_empty_rows, selected_NT, recipe.length)
+    return reductions.count(mask_NT, recipe.count_empty_rows, selected_NT, present_N, recipe.length or 1.0)
 
 
 def teaching_mask(rollouts: Rollouts, recipe: Recipe) -> Array:
-    """The rollouts' mask without the rows that a gate keeps from teaching."""
+    """The rollouts' mask without failed rows and, where the recipe says so, truncated ones."""
     keep_N = rollouts.scored_N
     if recipe.mask_truncated and rollouts.status_N is not None:
         keep_N = keep_N & (rollouts.status_N != int(Status.TRUNCATED))
-    if recipe.drop_no_signal:
-        reward_N, weight_N = trajectory_reward(rollouts, recipe, None)
-        keep_N = keep_N & gates.has_signal(reward_N, rollouts.group_N, weight_N)
     return rollouts.mask_NT & keep_N[:, None]
 
 
@@ -117,6 +128,7 @@ def teaching_mask(rollouts: Rollouts, recipe: Recipe) -> Array:
 
 def advantages(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None = None) -> Array:
     """advantage_NT: each try against its group, 0 where nothing was decided. Rewards are not changed, only read."""
+    _expect_meaning(rollouts, recipe)
     if recipe.credit == "reward_to_go":
         advantage_NT = _per_step(rollouts, recipe, ref_logp_NT)
     elif rollouts.group_NT is not None or recipe.baseline == "given":
@@ -131,9 +143,45 @@ def advantages(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None = N
     return masked(advantage_NT, counted_NT)
 
 
-def compare(value_M: Array, group_M: Array, weight_M: Array, recipe: Recipe, length_M: Array | None = None) -> Array:
+def _expect_meaning(rollouts: Rollouts, recipe: Recipe) -> None:
+    """Raise where the recipe asks for something that this record cannot mean: nothing is silently left out."""
+    inside = rollouts.group_NT is not None
+    given = recipe.baseline == "given"
+    parts, plain = rollouts.reward_parts_NK is not None, rollouts.reward_N is not None
+    dense = rollouts.reward_NT is not None
+    for wrong, remedy in (
+        (given and rollouts.baseline_NT is None, "baseline=given needs baseline_NT from the room"),
+        (
+            inside and recipe.baseline == "length_weighted",
+            "baseline=length_weighted cannot compare inside trajectories",
+        ),
+        (inside and recipe.credit == "per_reward", "credit=per_reward cannot compare inside trajectories (group_NT)"),
+        ((inside or given) and recipe.whiten == "rows", "whiten=rows needs one advantage a row; use whiten=decisions"),
+        (
+            recipe.credit == "per_reward" and parts and (plain or dense),
+            "credit=per_reward: give every reward as a part",
+        ),
+        (recipe.credit == "reward_to_go" and rollouts.episode_N is not None, "episode_N needs credit=trajectory"),
+        (recipe.reward_weights is not None and not parts, "reward_weights needs reward_parts_NK, one column a reward"),
+        (
+            recipe.reward_clip is not None and recipe.credit == "reward_to_go" and not (parts or plain),
+            "reward_clip limits a trajectory's reward; with dense rewards alone use credit=trajectory",
+        ),
+    ):
+        if wrong:
+            raise ValueError(remedy)
+
+
+def compare(
+    value_M: Array,
+    group_M: Array,
+    weight_M: Array,
+    recipe: Recipe,
+    length_M: Array | None = None,
+    size_M: Array | None = None,
+) -> Array:
     """(value − baseline) / scale within each group; 0 where the weight is 0 or the group has a single member."""
-    value_M = adv.settle_ties(value_M, group_M, weight_M)
+    value_M = adv.settle_ties(value_M, group_M, weight_M, size_M)
     if recipe.baseline == "length_weighted":
         baseline_M = adv.length_weighted_mean(value_M, group_M, length_M, weight_M)
     elif recipe.baseline in ("none", "given"):
@@ -155,7 +203,7 @@ def compare(value_M: Array, group_M: Array, weight_M: Array, recipe: Recipe, len
         adv.expect_not_negative(value_M, weight_M)
         centred_M = adv.divide(centred_M, adv.group_mean(value_M, group_M, weight_M), recipe.scale_eps)
     elif recipe.scale == "signal_share":
-        centred_M = centred_M * adv.signal_share(gates.has_signal(value_M, group_M, weight_M))
+        centred_M = centred_M * adv.signal_share(gates.has_signal(value_M, group_M, weight_M), value_M)
     return masked(centred_M, weight_M > 0)
 
 
@@ -173,17 +221,28 @@ def _kl_in_reward(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None)
 
 
 def _combined(rollouts: Rollouts, recipe: Recipe) -> tuple[Array | None, Array]:
-    """One reward a row (parts combined, clipped), and which rows have one."""
+    """One reward a row from its parts and its plain reward, None where neither is given; and which rows have one."""
     reward_N, valid_N = rollouts.reward_N, rollouts.scored_N
     if rollouts.reward_parts_NK is not None:
-        weight_K = _part_weights(rollouts, recipe)
-        total_N, opinion_N = adv.combine_rewards(rollouts.reward_parts_NK, weight_K)
+        total_N, opinion_N = adv.combine_rewards(rollouts.reward_parts_NK, _part_weights(rollouts, recipe))
         reward_N = total_N if reward_N is None else masked(wide(reward_N), valid_N) + total_N
         valid_N = valid_N & opinion_N
-    if reward_N is not None:
-        reward_N = masked(wide(reward_N), valid_N)
-        reward_N = clip(reward_N, *recipe.reward_clip) if recipe.reward_clip else reward_N
-    return reward_N, valid_N
+    return None if reward_N is None else masked(wide(reward_N), valid_N), valid_N
+
+
+def reward_size(rollouts: Rollouts, recipe: Recipe) -> Array:
+    """How large the numbers are that each row's reward is summed from: rounding is relative to these."""
+    valid_N = rollouts.scored_N
+    size_N = _ones(rollouts)[:, 0] * 0
+    xp = namespace(size_N)
+    if rollouts.reward_N is not None:
+        size_N = size_N + xp.abs(masked(wide(rollouts.reward_N), valid_N))
+    if rollouts.reward_parts_NK is not None:
+        parts_NK = wide(rollouts.reward_parts_NK) * _part_weights(rollouts, recipe)
+        size_N = size_N + xp.sum(xp.abs(masked(parts_NK, ~xp.isnan(parts_NK))), axis=1)
+    if rollouts.reward_NT is not None:
+        size_N = size_N + row_sum(xp.abs(wide(rollouts.reward_NT)), rollouts.mask_NT)[:, 0]
+    return masked(size_N, valid_N)
 
 
 def _part_weights(rollouts: Rollouts, recipe: Recipe) -> Array:
@@ -196,18 +255,19 @@ def _part_weights(rollouts: Rollouts, recipe: Recipe) -> Array:
 
 
 def trajectory_reward(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None = None) -> tuple[Array, Array]:
-    """Total reward of each row less its KL, and its weight in statistics (rows of one episode count once)."""
+    """Total reward of each row, limited, less its KL; and its weight in statistics (rows of one episode count once)."""
     reward_N, valid_N = _combined(rollouts, recipe)
     if rollouts.reward_NT is not None:
-        dense_N = row_sum(wide(rollouts.reward_NT), rollouts.mask_NT)[:, 0]
+        counted_NT = rollouts.mask_NT & valid_N[:, None]
+        dense_N = row_sum(wide(rollouts.reward_NT), counted_NT)[:, 0]
         reward_N = dense_N if reward_N is None else reward_N + dense_N
+    reward_N = clip(reward_N, *recipe.reward_clip) if recipe.reward_clip else reward_N
     penalty_NT = _kl_in_reward(rollouts, recipe, ref_logp_NT)
     if penalty_NT is not None:
         reward_N = reward_N - row_sum(penalty_NT, rollouts.mask_NT)[:, 0]
     weight_N = astype(valid_N, reward_N)
     if rollouts.episode_N is not None:
-        reward_N, share_N = adv.episode_mean(reward_N, rollouts.episode_N)
-        weight_N = weight_N * share_N
+        return adv.episode_mean(reward_N, rollouts.episode_N, weight_N)
     return reward_N, weight_N
 
 
@@ -215,18 +275,11 @@ def trajectory_advantages(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array
     """One advantage a row."""
     reward_N, weight_N = trajectory_reward(rollouts, recipe, ref_logp_NT)
     length_N = row_count(rollouts.mask_NT, reward_N)[:, 0]
-    if recipe.credit == "per_reward":
-        parts_NK, weight_K = reward_N[:, None], reward_N[:1] * 0 + 1.0  # a single reward is its own only part
-        if rollouts.reward_parts_NK is not None:
-            parts_NK, weight_K = wide(rollouts.reward_parts_NK), _part_weights(rollouts, recipe)
-        advantage_N = reward_N * 0
-        for k in range(parts_NK.shape[1]):
-            opinion_N = astype(~namespace(parts_NK).isnan(parts_NK[:, k]), reward_N) * weight_N
-            advantage_N = advantage_N + weight_K[k] * compare(
-                parts_NK[:, k], rollouts.group_N, opinion_N, recipe, length_N
-            )
-    else:
-        advantage_N = compare(reward_N, rollouts.group_N, weight_N, recipe, length_N)
+    if recipe.credit == "per_reward" and rollouts.reward_parts_NK is not None:
+        advantage_N = _per_reward(rollouts, recipe, length_N)
+    else:  # a single reward is its own only part
+        size_N = reward_size(rollouts, recipe)
+        advantage_N = compare(reward_N, rollouts.group_N, weight_N, recipe, length_N, size_N)
     if recipe.whiten != "rows":
         return advantage_N
     return adv.whiten(
@@ -239,9 +292,25 @@ def trajectory_advantages(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array
     )[:, 0]
 
 
+def _per_reward(rollouts: Rollouts, recipe: Recipe, length_N: Array) -> Array:
+    """Σ_k w_k · (reward k compared by itself)."""
+    parts_NK, weight_K = wide(rollouts.reward_parts_NK), _part_weights(rollouts, recipe)
+    advantage_N = parts_NK[:, 0] * 0
+    advantage_N = masked(advantage_N, advantage_N == 0)
+    for k in range(parts_NK.shape[1]):
+        part_N = parts_NK[:, k]
+        opinion_N = astype(rollouts.scored_N & ~namespace(part_N).isnan(part_N), part_N)
+        if rollouts.episode_N is not None:
+            part_N, opinion_N = adv.episode_mean(part_N, rollouts.episode_N, opinion_N)
+        advantage_N = advantage_N + weight_K[k] * compare(part_N, rollouts.group_N, opinion_N, recipe, length_N)
+    return advantage_N
+
+
 def _per_step(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None) -> Array:
     """Reward-to-go of each decision against the group at the same step (or `group_NT`)."""
     reward_N, valid_N = _combined(rollouts, recipe)
+    if reward_N is not None and recipe.reward_clip:
+        reward_N = clip(reward_N, *recipe.reward_clip)
     reward_NT = _ones(rollouts) * 0 if rollouts.reward_NT is None else wide(rollouts.reward_NT)
     reward_NT = masked(reward_NT, rollouts.mask_NT & valid_N[:, None])
     if reward_N is not None:
@@ -255,8 +324,6 @@ def _per_step(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None) -> 
 def _compare_decisions(value_NT: Array, rollouts: Rollouts, recipe: Recipe, weight_N: Array) -> Array:
     """`compare`, decision by decision."""
     if recipe.baseline == "given":
-        if rollouts.baseline_NT is None:
-            raise ValueError("baseline=given needs baseline_NT from the room")
         value_NT = value_NT - wide(rollouts.baseline_NT)
     group_NT = adv.step_groups(rollouts.group_N, value_NT.shape[1]) if rollouts.group_NT is None else rollouts.group_NT
     weight_NT = masked(weight_N[:, None] * _ones(rollouts), rollouts.mask_NT)
@@ -310,5 +377,5 @@ def with_gates(batch: Experience, scores: Scores, recipe: Recipe, priority_NT: A
         selected_NT=selected_NT,
         open_NT=open_NT,
         penalised_NT=penalised_NT,
-        denominators=count(batch.mask_NT, recipe, selected_NT),
+        denominators=count(batch.mask_NT, recipe, selected_NT, batch.present_N),
     )

@@ -223,7 +223,7 @@ class ModelSource:
         """Go on where that left off."""
         self._cursor = int(state.values["cursor"])
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Mapping[str, float | None]:
         """Nothing of its own to report."""
         return {}
 

@@ -9,7 +9,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from grpo.core import diagnostics, gates, kl, ratios, reductions, surrogates
-from grpo.core.arrays import EXP_LIMIT, Array, astype, clip, masked, namespace, row_mean, stop_gradient, wide
+from grpo.core.arrays import (
+    EXP_LIMIT,
+    Array,
+    absolute,
+    astype,
+    clip,
+    expect_shape,
+    masked,
+    namespace,
+    row_mean,
+    stop_gradient,
+    wide,
+)
 from grpo.experience import Experience
 from grpo.recipes import Recipe
 from grpo.rollouts import Scores
@@ -68,6 +80,8 @@ def objective(scores: Scores, batch: Experience, recipe: Recipe) -> Terms:
 def _decisions(scores: Scores, batch: Experience, recipe: Recipe) -> Decisions:
     """Everything the terms need, as recorded: exact zeros, in value and gradient, where nothing was decided."""
     mask_NT, rollouts = batch.mask_NT, batch.rollouts
+    given = {"logp_NT": scores.logp_NT, "entropy_NT": scores.entropy_NT, "exact_kl_NT": scores.exact_kl_NT}
+    expect_shape(tuple(mask_NT.shape), **given)
     logp_NT = masked(wide(scores.logp_NT), mask_NT)
     advantage_NT = masked(astype(batch.advantage_NT, logp_NT), mask_NT)
     entropy_NT = kept_NT = None
@@ -179,7 +193,7 @@ def _gated(policy_NT: Array, d: Decisions, batch: Experience, recipe: Recipe) ->
     if batch.open_NT is not None:
         policy_NT = masked(policy_NT, batch.open_NT)
     if batch.penalised_NT is not None:
-        penalty_NT = recipe.kl_cov_coef * namespace(policy_NT).abs(d.log_ratio)
+        penalty_NT = recipe.kl_cov_coef * absolute(d.log_ratio)
         policy_NT = policy_NT + masked(penalty_NT, batch.penalised_NT)
     if d.kept is not None:
         policy_NT = masked(policy_NT, d.kept)
@@ -218,12 +232,14 @@ def _reduced(x_NT: Array, d: Decisions, over: reductions.Denominators, recipe: R
 
 
 def _metrics(ratio_NT: Array, d: Decisions, over: reductions.Denominators, recipe: Recipe) -> dict[str, Array]:
-    low_NT = diagnostics.clipped_low(ratio_NT, d.advantage, recipe.epsilon)
-    high_NT = diagnostics.clipped_high(ratio_NT, d.advantage, recipe.clip_high)
-    return {
+    found = {
         "ratio": reductions.token_mean(ratio_NT, d.mask, over),
         "approx_kl": diagnostics.approx_kl(d.log_ratio, d.mask, over),
-        "clip_ratio/low_mean": diagnostics.share(low_NT, d.mask, over),
-        "clip_ratio/high_mean": diagnostics.share(high_NT, d.mask, over),
-        "clip_ratio/region_mean": diagnostics.share(low_NT | high_NT, d.mask, over),
     }
+    limits = recipe.ratio_limits
+    if limits is None:
+        return found
+    low = diagnostics.share(diagnostics.clipped_low(ratio_NT, d.advantage, 1.0 - limits[0]), d.mask, over)
+    high = diagnostics.share(diagnostics.clipped_high(ratio_NT, d.advantage, limits[1] - 1.0), d.mask, over)
+    both = low + high  # no decision is held on both sides
+    return found | {"clip_ratio/low_mean": low, "clip_ratio/high_mean": high, "clip_ratio/region_mean": both}

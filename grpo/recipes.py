@@ -7,6 +7,7 @@ function in core (if none fits) and one row here. `grpo presets --recipes` print
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -122,7 +123,7 @@ class Recipe:
     count_empty_rows: bool = True
     """Whether a fully masked row counts in a mean over rows."""
     length: float | None = None
-    """The constant of fixed_length: the longest a trajectory may be; None: the width T of the minibatch."""
+    """The constant of fixed_length: the longest a trajectory may be. Needed unless trajectories are one decision."""
 
     # --- KL and entropy
     beta: float = 0.0
@@ -139,7 +140,7 @@ class Recipe:
     """The gradient. auto: the estimator's own where its expectation is right, else the one that has it (k2's for k1,
     whose own is zero on average) · own: literally."""
     kl_cap: float | None = None
-    """Limit of the KL of one decision, gradient zero beyond."""
+    """Limit of the KL of one decision; its own gradient is zero beyond."""
     kl_importance: bool = False
     """Multiply the KL by the ratio, gradient included: unbiased for KL(π‖other) off-policy too (arXiv:2512.02556)."""
     entropy_coef: float = 0.0
@@ -151,7 +152,7 @@ class Recipe:
     mask_truncated: bool = False
     """Truncated trajectories do not teach."""
     drop_no_signal: bool = False
-    """Groups of equal rewards leave the batch (and its denominators); a trainer refills them."""
+    """Groups of equal rewards leave the batch and its denominators; a trainer may refill them."""
     top_entropy: float = 1.0
     """Share of decisions, by entropy, that teach."""
     off_policy_threshold: float | None = None
@@ -176,6 +177,11 @@ class Recipe:
     """Weight of that penalty."""
 
     def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            number = "float" in str(item.type) and item.name not in ("reward_clip", "reward_weights")
+            if number and value is not None and not _finite(value):
+                raise ValueError(f'recipe "{self.name}": {item.name} must be a finite number, got {value!r}')
         for axis, choices in CHOICES.items():
             value = getattr(self, axis)
             if value not in choices:
@@ -193,6 +199,15 @@ class Recipe:
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
     @property
+    def ratio_limits(self) -> tuple[float, float] | None:
+        """Between which ratios a decision is not held; None where nothing is clipped."""
+        if self.surrogate == "geometric":
+            return math.exp(-self.epsilon), math.exp(self.clip_high)
+        if self.surrogate == "cispo" and self.bounds == "absolute":
+            return 0.0, self.clip_high
+        return (1.0 - self.epsilon, 1.0 + self.clip_high) if self.surrogate in ("clip", "cispo") else None
+
+    @property
     def kl_gradient_estimator(self) -> str | None:
         """Which estimator's gradient the KL term follows; None: its own."""
         if self.kl_gradient == "auto":
@@ -201,7 +216,9 @@ class Recipe:
             if self.kl_direction == "other_current":
                 return "k3" if self.kl_to == "reference" else None
             return "k2" if self.kl_estimator == "k1" else None
-        return None if self.kl_gradient in ("own", self.kl_estimator) else self.kl_gradient
+        forward = self.kl_direction == "other_current" and self.kl_to == "reference"
+        own = "forward" if forward else self.kl_estimator
+        return None if self.kl_gradient in ("own", own) else self.kl_gradient
 
     def fold_size(self, steps: int) -> int:
         """How many decisions of the record make one decision of the objective."""
@@ -225,18 +242,28 @@ class Recipe:
         return replace(self, **changes)
 
 
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
     """Combinations that have no meaning, each with its remedy."""
     per_step, folds = r.credit == "reward_to_go", r.ratio in ("chunk", "trajectory")
     picks = bool(r.top_entropy < 1 or r.clip_cov or r.kl_cov)
     dppo = r.surrogate in ("dppo_tv", "dppo_kl")
+    vespo, exact = r.surrogate == "vespo" and r.mismatch != "none", r.kl_estimator == "exact"
+    low = -math.inf if r.mismatch_low is None else r.mismatch_low
+    high = math.inf if r.mismatch_high is None else r.mismatch_high
+    above = (r.tau_pos, r.tau_neg, r.delta, r.dual_clip, r.chunk_size, r.length, r.kl_cap)
+    least = (r.beta, r.scale_eps, r.whiten_eps, r.dro_beta, r.kl_cov_coef)
+    positive = all(value is None or value > 0 for value in above) and all(value >= 0 for value in least)
     to_reference = r.kl_direction == "other_current" and r.kl_to == "reference"
     return [
         (per_step and r.baseline == "length_weighted", "baseline=length_weighted needs credit=trajectory"),
         (per_step and r.whiten == "rows", "whiten=rows needs credit=trajectory; use whiten=decisions"),
         (r.credit == "per_reward" and r.baseline == "given", "baseline=given needs credit=trajectory or reward_to_go"),
         (r.ratio != "chunk" and r.chunk_size != 1, "chunk_size has no effect without ratio=chunk"),
-        (r.chunk_size < 1, "chunk_size must be at least 1"),
+        (not isinstance(r.chunk_size, int), "chunk_size must be a whole number"),
         (r.surrogate == "geometric" and r.ratio != "token", "surrogate=geometric takes its own mean; use ratio=token"),
         (r.surrogate == "vespo" and folds, "surrogate=vespo takes its own product; use ratio=token"),
         (folds and picks, f"top_entropy, clip_cov and kl_cov pick single decisions; ratio={r.ratio} has none to pick"),
@@ -246,23 +273,32 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
         (r.kl_in == "reward" and r.kl_to == "old", "kl_in=reward to the old policy is zero; use kl_to=reference"),
         (r.kl_in == "reward" and r.kl_estimator == "exact", "kl_in=reward needs kl_estimator k1, k2, k3 or abs"),
         (to_reference and r.kl_estimator not in ("k3", "exact"), "KL(reference‖π) needs kl_estimator k3 or exact"),
+        (r.credit == "per_reward" and bool(r.beta) and r.kl_in == "reward", "kl_in=reward needs another credit"),
+        (r.credit == "per_reward" and r.reward_clip is not None, "reward_clip needs one reward: another credit"),
+        (per_step and r.drop_no_signal, "drop_no_signal looks at whole trajectories; it needs credit=trajectory"),
+        (vespo and r.mismatch_level == "sequence", "surrogate=vespo forms its own product; use mismatch_level=token"),
+        (r.kl_importance and r.kl_direction == "other_current", "kl_importance is for kl_direction=current_other"),
+        (r.kl_importance and r.kl_gradient not in ("auto", "own"), "kl_importance has the right gradient already"),
+        (exact and r.kl_gradient not in ("auto", "own"), "kl_estimator=exact has its own gradient; leave kl_gradient"),
+        (exact and r.kl_cap is not None, "kl_cap is for sampled estimators, not kl_estimator=exact"),
+        (r.bounds == "absolute" and r.epsilon_high is None, "bounds=absolute needs epsilon_high, the cap on the ratio"),
+        (
+            not positive,
+            "tau, delta, dual_clip, chunk_size and length must be positive, beta and other weights not negative",
+        ),
+        (low > high, "mismatch_low must not be above mismatch_high"),
+        (not 0 <= r.clip_cov <= 1 or not 0 <= r.kl_cov <= 1, "clip_cov and kl_cov are shares in [0, 1]"),
         (not 0 < r.top_entropy <= 1, "top_entropy is a share in (0, 1]"),
         (r.epsilon < 0 or r.clip_high < 0, "epsilon and epsilon_high must not be negative"),
         (not 0 <= r.gamma <= 1, "gamma is in [0, 1]"),
         (r.length is not None and r.reduction != "fixed_length", "length has no effect without reduction=fixed_length"),
-        (r.length is not None and r.length <= 0, "length must be positive"),
         (r.log_ratio_low >= 0 or r.log_ratio_high <= 0, "log_ratio_low must be below 0 and log_ratio_high above"),
     ]
 
 
-def without_effect(r: Recipe, settings: Iterable[str]) -> list[str]:
-    """One sentence for each of these settings that cannot change anything in this recipe."""
-    idle = []
-    for name in settings:
-        works, remedy = _NEEDS.get(name, (None, ""))
-        if works is not None and not works(r):
-            idle.append(f"{name} has no effect here: {remedy}")
-    return idle
+def without_effect(r: Recipe, settings: Iterable[str]) -> dict[str, str]:
+    """Those of these settings that cannot change anything in this recipe, each with what it would need."""
+    return {name: _NEEDS[name][1] for name in settings if name in _NEEDS and not _NEEDS[name][0](r)}
 
 
 def _kl(r: Recipe) -> bool:

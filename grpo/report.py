@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo.core.gates import has_signal
-from grpo.experience import Experience, trajectory_reward
+from grpo.experience import Experience, reward_size, trajectory_reward
 from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts, Scores, Status
 
@@ -76,9 +75,13 @@ class Updates:
 
     def last_scores(self) -> Scores:
         """Each row's log-probs when it was last scored."""
-        logp_NT = self._experience.rollouts.old_logp_NT.detach().clone()
+        logp_NT = self._experience.rollouts.old_logp_NT.detach()
         for update in self._all:
-            logp_NT[torch.as_tensor(update.rows, device=logp_NT.device)] = update.logp_NT.to(logp_NT.dtype)
+            if update.rows == range(len(logp_NT)):
+                logp_NT = update.logp_NT
+            else:
+                logp_NT = logp_NT.clone()
+                logp_NT[list(update.rows)] = update.logp_NT.to(logp_NT.dtype)
         return Scores(logp_NT)
 
     def metrics(self) -> dict[str, float | None]:
@@ -99,7 +102,7 @@ def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None
     reward_N, weight_N = trajectory_reward(rollouts, recipe)
     valid_N = weight_N > 0
     rewards = reward_N[valid_N]
-    signal_N = has_signal(reward_N, rollouts.group_N, weight_N)
+    signal_N = has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, recipe))
     groups = rollouts.group_N.unique()
     with_signal = rollouts.group_N[signal_N].unique()
     metrics: dict[str, float | None] = {
@@ -116,12 +119,3 @@ def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None
     if rollouts.status_N is not None:
         metrics["truncated"] = float((rollouts.status_N == int(Status.TRUNCATED)).float().mean())
     return metrics
-
-
-def plain_values(terms: Mapping[str, Any]) -> dict[str, float]:
-    """Tensors as numbers, in one transfer."""
-    names = [name for name, value in terms.items() if value is not None]
-    if not names:
-        return {}
-    stacked = torch.stack([torch.as_tensor(terms[name]).detach().double().reshape(()) for name in names])
-    return dict(zip(names, stacked.tolist(), strict=True))

@@ -100,6 +100,9 @@ class Rollouts:
         expect_finite(
             where=self.mask_NT, old_logp_NT=self.old_logp_NT, weight_NT=self.weight_NT, baseline_NT=self.baseline_NT
         )
+        if self.sampled_logp_NT is not None:  # NaN: the engine gave none
+            known_NT = ~namespace(self.sampled_logp_NT).isnan(self.sampled_logp_NT)
+            expect_finite(where=self.mask_NT & known_NT, sampled_logp_NT=self.sampled_logp_NT)
         if not isinstance(self.inputs, dict) and hasattr(self.inputs, "__len__") and len(self.inputs) != rows:
             raise ValueError(f"inputs has {len(self.inputs)} entries for {rows} rows")
 
@@ -109,6 +112,8 @@ class Rollouts:
 
     @staticmethod
     def _as_mask(mask_NT: Array) -> Array:
+        if "bool" in str(mask_NT.dtype):
+            return mask_NT
         if not is_traced(mask_NT) and not bool(namespace(mask_NT).all((mask_NT == 0) | (mask_NT == 1))):
             raise ValueError("mask_NT must hold only 0 and 1; fractional weights go into weight_NT")
         return mask_NT != 0
@@ -164,7 +169,7 @@ def _pick(inputs: Any, index: Array) -> Any:
     if isinstance(inputs, dict):
         return {key: _pick(value, index) for key, value in inputs.items()}
     if isinstance(inputs, list | tuple):
-        return [inputs[int(i)] for i in index]
+        return [inputs[i] for i in index.tolist()]
     return inputs[index]
 
 

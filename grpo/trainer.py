@@ -17,11 +17,11 @@ from torch import Tensor
 
 from grpo.config import GRPOConfig
 from grpo.core.gates import has_signal
-from grpo.experience import Experience, trajectory_reward, with_gates
+from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
 from grpo.models import ModelPolicy, ModelReference, ModelSource, moved
 from grpo.objective import objective
 from grpo.protocols import Collected, CollectRequest, Phase, Reference, RolloutSource, SequencePolicy, State, no_phase
-from grpo.report import StepReport, Update, Updates, plain_values, reward_metrics
+from grpo.report import StepReport, Update, Updates, reward_metrics
 from grpo.rollouts import Rollouts
 
 __all__ = ["Diverged", "GRPOTrainer", "StepReport"]
@@ -31,7 +31,11 @@ MAX_NONFINITE = 3
 
 
 class Diverged(RuntimeError):
-    """Training stopped because updates kept being non-finite."""
+    """Training stopped because updates kept being non-finite; `report` is the last step, for looking at."""
+
+    def __init__(self, message: str, report: StepReport) -> None:
+        super().__init__(message)
+        self.report = report
 
 
 class GRPOTrainer:
@@ -84,8 +88,9 @@ class GRPOTrainer:
         self.steps_done += 1
         self._sync_reference()
         metrics |= updates.metrics() | dict(self.source.metrics())
-        self._watch(updates)
-        return StepReport(self.steps_done, metrics, experience, updates.last_scores())
+        report = StepReport(self.steps_done, metrics, experience, updates.last_scores())
+        self._watch(updates, report)
+        return report
 
     def train(
         self,
@@ -128,7 +133,8 @@ class GRPOTrainer:
         slots, kept, attempt = list(range(len(starts))), [], 0
         while True:
             reward_N, weight_N = trajectory_reward(rollouts, self.recipe)
-            signal_N = has_signal(reward_N, rollouts.group_N, weight_N)
+            size_N = reward_size(rollouts, self.recipe)
+            signal_N = has_signal(reward_N, rollouts.group_N, weight_N, size_N)
             alive = set(rollouts.group_N[signal_N].tolist())
             rows = [row for row, group in enumerate(rollouts.group_N.tolist()) if group in alive]
             if rows:
@@ -151,17 +157,18 @@ class GRPOTrainer:
 
     # --- update -----------------------------------------------------------------------------------------------------
 
-    def _minibatches(self, rollouts: Rollouts) -> Iterator[list[int]]:
+    def _minibatches(self, rollouts: Rollouts) -> Iterator[Sequence[int]]:
         """Rows of whole groups, in an order drawn from (seed, step, pass); every group once a pass."""
+        size = self.config.groups_per_minibatch
+        if size is None:
+            yield from repeat(range(len(rollouts)), self.config.num_iterations)
+            return
         members: dict[int, list[int]] = {}
         for row, group in enumerate(rollouts.group_N.tolist()):
             members.setdefault(group, []).append(row)
         groups = list(members.values())
-        size = self.config.groups_per_minibatch or len(groups)
         for number in range(self.config.num_iterations):
-            order = list(range(len(groups)))
-            if size < len(groups):
-                order = torch.randperm(len(groups), generator=self._generator(number)).tolist()
+            order = torch.randperm(len(groups), generator=self._generator(number)).tolist()
             for start in range(0, len(groups), size):
                 yield [row for i in order[start : start + size] for row in groups[i]]
 
@@ -206,9 +213,9 @@ class GRPOTrainer:
     def _accumulated(self, batch: Experience, limit: int) -> tuple[dict[str, float], Tensor]:
         self._zero_grad()
         total: dict[str, Any] = {}
-        logp_NT = torch.empty_like(batch.rollouts.old_logp_NT)
+        logp: list[Tensor] = []
         for rows in self.policy.split(range(len(batch)), limit):
-            part = batch if len(rows) == len(batch) else batch.select(list(rows))
+            part = batch.select(rows)
             scores = self.policy.score(part.rollouts, entropy=bool(self.recipe.entropy_coef))
             terms = objective(scores, part, self.recipe)
             if terms.loss.requires_grad:
@@ -217,20 +224,21 @@ class GRPOTrainer:
             for name, value in (named | terms.metrics).items():
                 if value is not None:
                     total[name] = total.get(name, 0.0) + value.detach()
-            logp_NT[list(rows)] = scores.logp_NT.detach().to(logp_NT.dtype)
-        return plain_values(total), logp_NT
+            logp.append(scores.logp_NT.detach())
+        return {name: float(value) for name, value in total.items()}, torch.cat(logp)
 
     def _zero_grad(self) -> None:
         for parameter in self.policy.parameters().values():
             parameter.grad = None
 
-    def _watch(self, updates: Updates) -> None:
+    def _watch(self, updates: Updates, report: StepReport) -> None:
         """Stop once several steps in a row had nothing finite: this run is lost, its last checkpoint is not."""
         self._nonfinite_in_a_row = self._nonfinite_in_a_row + 1 if updates.all_nonfinite() else 0
         if self._nonfinite_in_a_row >= MAX_NONFINITE:
             raise Diverged(
                 f"the last {MAX_NONFINITE} steps had a non-finite loss or gradient and were skipped; lower "
-                "learning_rate, set max_ratio, or look at the rewards and log-probs of the last step"
+                "learning_rate, set max_ratio, or look at the rewards and log-probs of the last step",
+                report,
             )
 
     def _generator(self, stream: int) -> torch.Generator:
@@ -260,6 +268,8 @@ class GRPOTrainer:
     def _make_reference(self, policy: Any, reference_policy: Any) -> Reference | None:
         if not self.recipe.beta or self.recipe.kl_to == "old" or self.recipe.kl_estimator == "exact":
             return None
+        if reference_policy is None and hasattr(policy, "score"):
+            raise TypeError("beta > 0 needs reference_policy=, a grpo.protocols.Reference, beside a SequencePolicy")
         if reference_policy is None:
             return ModelReference.snapshot(policy)
         return (
@@ -285,10 +295,10 @@ class GRPOTrainer:
     # --- what must be kept ------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Everything the next step depends on, between steps."""
-        arrays = {f"policy/{name}": p.detach() for name, p in self.policy.parameters().items()}
+        """Everything the next step depends on, between steps; copies, so that later steps do not change them."""
+        arrays = {f"policy/{name}": p.detach().clone() for name, p in self.policy.parameters().items()}
         if self.reference is not None:
-            arrays |= {f"reference/{name}": p.detach() for name, p in self.reference.parameters().items()}
+            arrays |= {f"reference/{name}": p.detach().clone() for name, p in self.reference.parameters().items()}
         values: dict[str, Any] = {
             "steps_done": self.steps_done,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
@@ -311,6 +321,8 @@ class GRPOTrainer:
             if "optimizer" not in state.values:
                 raise ValueError("the saved state has no optimizer; it was saved by a trainer without one")
             self.optimizer.load_state_dict(_unflattened(state.values["optimizer"], _part(state, "optimizer")))
+        elif "optimizer" in state.values:
+            raise ValueError("the saved state has an optimizer and this trainer has none; nothing would be updated")
         self.source.load_state(State(state.values["source"], _part(state, "source")))
         self.policy.version = int(state.values["version"])
         self.steps_done = int(state.values["steps_done"])
@@ -346,7 +358,7 @@ def _flattened(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     tensors: dict[str, Tensor] = {}
     for index, entry in optimizer["state"].items():
         values["state"][str(index)] = {k: v for k, v in entry.items() if not isinstance(v, Tensor)}
-        tensors |= {f"{index}/{k}": v for k, v in entry.items() if isinstance(v, Tensor)}
+        tensors |= {f"{index}/{k}": v.clone() for k, v in entry.items() if isinstance(v, Tensor)}
     return values, tensors
 
 

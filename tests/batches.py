@@ -65,6 +65,7 @@ def loaded(name: str) -> Recipe:
     row = RECIPES[name]
     picks = row.ratio not in ("chunk", "trajectory")
     return row.but(
+        length=8.0 if row.reduction == "fixed_length" else None,
         beta=0.04,
         entropy_coef=0.01,
         off_policy_threshold=0.1,

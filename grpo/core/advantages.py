@@ -4,8 +4,9 @@ Functions over M values take a group id and a weight for each. M is N for whole 
 groups live inside trajectories (`step_groups`). A weight is 1 for a value that counts, 0 for one that does not (a
 failed reward: its value is never read), and 1/k for each of the k rows of one episode, so that it counts once.
 
-Statistics are taken on differences from the largest member of the group, so a group of equal values gives exactly
-zero: 7 × 0.1 has a rounded mean that is not 0.1, and 0.1 + 0.2 is not 0.3 (`settle_ties`).
+A group of equal values gives exactly zero. 7 × 0.1 has a rounded mean that is not 0.1, so means are taken in two
+passes, the second on the differences from the first; and 0.1 + 0.2 is not 0.3, so values that close are made equal
+first (`settle_ties`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TIE_ULPS = 4.0
 # --- the group: what its members are compared with ------------------------------------------------------------------
 
 
-def _door(value_M: Array, group_M: Array, weight_M: Array | None) -> tuple[Array, Array, Array]:
+def entries(value_M: Array, group_M: Array, weight_M: Array | None) -> tuple[Array, Array, Array]:
     """Check shapes and numbers once; give widened values, dense group index, float weights."""
     expect_ndim(1, value=value_M)
     expect_shape(tuple(value_M.shape), group=group_M, weight=weight_M)
@@ -44,6 +45,12 @@ def _door(value_M: Array, group_M: Array, weight_M: Array | None) -> tuple[Array
     weight_M = zeros(value_M.shape, value_M, 1.0) if weight_M is None else astype(weight_M, value_M)
     expect_finite(where=weight_M > 0, value=value_M)
     return masked(value_M, weight_M > 0), group_index(group_M), weight_M
+
+
+def _rough_mean(value_M: Array, index_M: Array, weight_M: Array) -> tuple[Array, Array]:
+    """The group's mean up to rounding, to take differences from; and the number of its members (1 if none)."""
+    count_M = _at_least_one(segment_sum(weight_M, index_M)[index_M])
+    return segment_sum(value_M * weight_M, index_M)[index_M] / count_M, count_M
 
 
 def _largest(value_M: Array, index_M: Array, weight_M: Array) -> Array:
@@ -54,14 +61,23 @@ def _largest(value_M: Array, index_M: Array, weight_M: Array) -> Array:
     return masked(top_M, top_M > low)
 
 
-def settle_ties(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
-    """Values within rounding of their group's largest become equal to it, so 0.1 + 0.2 ties with 0.3."""
-    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+def tied_with_best(value_M: Array, index_M: Array, weight_M: Array, size_M: Array | None = None) -> tuple[Array, Array]:
+    """Entries within rounding of their group's largest value, itself included; and that value.
+
+    `size_M`: how large the numbers were that each value was summed from; the sum cannot be more exact than they are.
+    """
     xp = namespace(value_M)
     top_M = _largest(value_M, index_M, weight_M)
-    size_M = xp.maximum(xp.abs(value_M), xp.abs(top_M))
-    tied_M = xp.abs(value_M - top_M) <= _TIE_ULPS * machine_epsilon(value_M) * size_M
-    return xp.where(tied_M & (weight_M > 0), top_M, value_M)
+    own_M = xp.maximum(xp.abs(value_M), xp.abs(top_M))
+    size_M = own_M if size_M is None else xp.maximum(own_M, _largest(astype(size_M, value_M), index_M, weight_M))
+    return xp.abs(value_M - top_M) <= _TIE_ULPS * machine_epsilon(value_M) * size_M, top_M
+
+
+def settle_ties(value_M: Array, group_M: Array, weight_M: Array | None = None, size_M: Array | None = None) -> Array:
+    """Values within rounding of their group's largest become equal to it, so 0.1 + 0.2 ties with 0.3."""
+    value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
+    tied_M, top_M = tied_with_best(value_M, index_M, weight_M, size_M)
+    return namespace(value_M).where(tied_M & (weight_M > 0), top_M, value_M)
 
 
 def group_count(group_M: Array, weight_M: Array) -> Array:
@@ -73,34 +89,32 @@ def group_count(group_M: Array, weight_M: Array) -> Array:
 
 def group_mean(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
     """b_i = mean of the group of i. GRPO, arXiv:2402.03300 (eq. 3)."""
-    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
-    top_M = _largest(value_M, index_M, weight_M)
-    gap_M = (value_M - top_M) * weight_M
-    count_M = segment_sum(weight_M, index_M)[index_M]
-    return top_M + segment_sum(gap_M, index_M)[index_M] / _at_least_one(count_M)
+    value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
+    rough_M, count_M = _rough_mean(value_M, index_M, weight_M)
+    gap_M = segment_sum((value_M - rough_M) * weight_M, index_M)[index_M]
+    return rough_M + gap_M / count_M
 
 
 def leave_one_out(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
     """b_i = mean of the *other* members; the own value where there is no other. RLOO, arXiv:2402.14740."""
-    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
     xp = namespace(value_M)
-    top_M = _largest(value_M, index_M, weight_M)
-    gap_M = value_M - top_M
-    others_M = segment_sum(weight_M, index_M)[index_M] - 1.0
+    rough_M, count_M = _rough_mean(value_M, index_M, weight_M)
+    gap_M = value_M - rough_M
     rest_M = segment_sum(gap_M * weight_M, index_M)[index_M] - gap_M
-    alone_M = others_M < 0.5
-    return xp.where(alone_M, value_M, top_M + rest_M / xp.where(alone_M, zeros((), value_M, 1.0), others_M))
+    alone_M = count_M < 1.5
+    others_M = xp.where(alone_M, zeros((), value_M, 1.0), count_M - 1.0)
+    return xp.where(alone_M, value_M, rough_M + rest_M / others_M)
 
 
 def length_weighted_mean(value_M: Array, group_M: Array, length_M: Array, weight_M: Array | None = None) -> Array:
     """b_i = Σ len·r / Σ len over the group: the variance-optimal constant baseline. OPO, arXiv:2505.23585."""
-    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
     expect_shape(tuple(value_M.shape), length=length_M)
+    value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
     share_M = astype(length_M, value_M) * weight_M
-    top_M = _largest(value_M, index_M, weight_M)
-    total_M = segment_sum(share_M, index_M)[index_M]
-    gap_M = segment_sum((value_M - top_M) * share_M, index_M)[index_M]
-    return top_M + gap_M / namespace(value_M).where(total_M > 0, total_M, zeros((), value_M, 1.0))
+    rough_M, _ = _rough_mean(value_M, index_M, weight_M)
+    gap_M = segment_sum((value_M - rough_M) * share_M, index_M)[index_M]
+    return rough_M + gap_M / _at_least_one(segment_sum(share_M, index_M)[index_M])
 
 
 def runner_up(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
@@ -108,7 +122,7 @@ def runner_up(value_M: Array, group_M: Array, weight_M: Array | None = None) -> 
 
     Only a unique best try is reinforced, by its lead: max − second max. Pass@k training, arXiv:2503.19595.
     """
-    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
     xp = namespace(value_M)
     low = zeros((), value_M, float("-inf"))
     top_M = _largest(value_M, index_M, weight_M)
@@ -125,14 +139,14 @@ def runner_up(value_M: Array, group_M: Array, weight_M: Array | None = None) -> 
 def group_std(value_M: Array, group_M: Array, weight_M: Array | None = None, ddof: float = 1.0) -> Array:
     """s_i = √(Σ (r − mean)² / (n − ddof)) over the group; 0 where n ≤ ddof. GRPO, arXiv:2402.03300."""
     mean_M = group_mean(value_M, group_M, weight_M)
-    value_M, index_M, weight_M = _door(value_M, group_M, weight_M)
+    value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
     square_M = segment_sum(weight_M * (value_M - mean_M) ** 2, index_M)[index_M]
     return _root_of_ratio(square_M, segment_sum(weight_M, index_M)[index_M] - ddof)
 
 
 def batch_std(value_M: Array, weight_M: Array | None = None, ddof: float = 1.0) -> Array:
     """s = standard deviation over the whole batch, repeated M times. Lite PPO, arXiv:2508.08221."""
-    return group_std(value_M, zeros(value_M.shape, wide(value_M)), weight_M, ddof)
+    return group_std(value_M, positions(value_M.shape[0], value_M) * 0, weight_M, ddof)
 
 
 def divide(value: Array, scale: Array, eps: float) -> Array:
@@ -151,11 +165,13 @@ def expect_not_negative(value_M: Array, weight_M: Array) -> None:
         raise ValueError(f"scale=group_mean needs rewards ≥ 0, got {worst:g}; shift them, or use scale=group_std")
 
 
-def signal_share(signal_M: Array) -> Array:
-    """M / (number of entries with signal), repeated: makes up for those whose gradient is 0. GPG, arXiv:2504.02546."""
-    xp = namespace(signal_M)
-    share_M = wide(signal_M)
-    return zeros(share_M.shape, share_M, 1.0) * share_M.shape[0] / clip(xp.sum(share_M), 1.0, None)
+def signal_share(signal_M: Array, like: Array) -> Array:
+    """M / (number of entries with signal), repeated, in the dtype of `like`: makes up for entries without gradient.
+
+    GPG, arXiv:2504.02546.
+    """
+    one_M = zeros(tuple(signal_M.shape), wide(like), 1.0)
+    return one_M * signal_M.shape[0] / clip(namespace(one_M).sum(masked(one_M, signal_M != 0)), 1.0, None)
 
 
 # --- credit: which decisions a reward belongs to --------------------------------------------------------------------
@@ -173,11 +189,11 @@ def combine_rewards(reward_parts_NK: Array, weight_K: Array) -> tuple[Array, Arr
     return total_N, xp.any(opinion_NK, axis=1)
 
 
-def episode_mean(value_N: Array, episode_N: Array) -> tuple[Array, Array]:
-    """Each row's value becomes the mean over its episode's rows; and the weight 1/k that lets an episode count once."""
-    value_N = wide(value_N)
-    weight_N = 1.0 / group_count(episode_N, zeros(value_N.shape, value_N, 1.0))
-    return group_mean(value_N, episode_N), weight_N
+def episode_mean(value_N: Array, episode_N: Array, weight_N: Array) -> tuple[Array, Array]:
+    """Each row's value becomes the mean over its episode's rows; and its weight 1/k, so that an episode counts once."""
+    mean_N = group_mean(value_N, episode_N, weight_N)
+    rows_N = group_count(episode_N, astype(weight_N > 0, mean_N))
+    return mean_N, masked(1.0 / _at_least_one(rows_N), weight_N > 0)
 
 
 def step_groups(group_N: Array, steps: int) -> Array:
@@ -214,7 +230,9 @@ def optimal_token_baseline(
     A tail that only one trajectory of the group reaches has nothing to be compared with: its baseline is 0.
     """
     expect_shape(tuple(return_NT.shape), mask=mask_NT, energy=energy_NT)
+    expect_shape((return_NT.shape[0],), group=group_N)
     xp = namespace(return_NT)
+    return_NT = masked(wide(return_NT), mask_NT)
     steps = return_NT.shape[1]
     index_N = group_index(group_N)
     weight_NT = masked(xp.cumsum(masked(energy_NT, mask_NT), axis=1), mask_NT)
@@ -248,6 +266,7 @@ def whiten(
     weight_NT = masked(weight_NT, mask_NT)
     count = xp.sum(weight_NT)
     centred_NT = masked(x_NT - xp.sum(x_NT * weight_NT) / _at_least_one(count), mask_NT)
+    centred_NT = masked(centred_NT - xp.sum(centred_NT * weight_NT) / _at_least_one(count), mask_NT)
     variance = xp.sum(weight_NT * centred_NT**2) / clip(count - ddof, 1.0, None)
     spread = xp.sqrt(variance + eps) if root else xp.sqrt(variance) + eps
     return divide(centred_NT, zeros(x_NT.shape, x_NT, 1.0) * spread, 0.0)

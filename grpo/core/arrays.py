@@ -12,6 +12,9 @@ from typing import Any
 Array = Any
 """A NumPy, PyTorch or JAX array. Trailing capitals in a name are its dimensions (see `grpo.rollouts`)."""
 
+_FOUND: dict[type, Any] = {}
+_MODULES = {"torch": "torch", "jax": "jax.numpy", "jaxlib": "jax.numpy", "numpy": "numpy"}
+
 EXP_LIMIT = 20.0
 """Largest log-ratio that is exponentiated: e^20 ≈ 4.9e8 is finite in float32 and beyond any useful ratio."""
 
@@ -19,16 +22,21 @@ EXP_LIMIT = 20.0
 def namespace(*arrays: Array) -> Any:
     """The module (`numpy`, `torch` or `jax.numpy`) whose arrays these are; the first array decides."""
     for array in arrays:
-        for cls in type(array).__mro__:
-            root = cls.__module__.partition(".")[0]
-            if root == "torch":
-                return sys.modules["torch"]
-            if root in ("jax", "jaxlib"):
-                return sys.modules["jax.numpy"]
-            if root == "numpy":
-                return sys.modules["numpy"]
+        kind = type(array)
+        if kind not in _FOUND:  # looked up once a type: a step asks some four hundred times
+            _FOUND[kind] = _module_of(kind)
+        if _FOUND[kind] is not None:
+            return _FOUND[kind]
     kinds = ", ".join(type(a).__name__ for a in arrays) or "nothing"
     raise TypeError(f"expected a NumPy, PyTorch or JAX array, got {kinds}; convert it first, e.g. numpy.asarray(x)")
+
+
+def _module_of(cls: type) -> Any:
+    for base in cls.__mro__:
+        root = base.__module__.partition(".")[0]
+        if root in _MODULES:
+            return sys.modules[_MODULES[root]]
+    return None
 
 
 def is_torch(array: Array) -> bool:
@@ -39,6 +47,16 @@ def is_torch(array: Array) -> bool:
 def is_traced(array: Array) -> bool:
     """Whether the array has no values to look at (inside `jax.jit`, `jax.grad`)."""
     return "Tracer" in type(array).__name__
+
+
+def visible(array: Array) -> Array | None:
+    """The array, as something whose values can be looked at; None inside a JAX transformation of it.
+
+    A constant that `jax.jit` captures has values, but operations on it are traced: NumPy looks at it instead.
+    """
+    if is_traced(array):
+        return None
+    return sys.modules["numpy"].asarray(array) if namespace(array).__name__ == "jax.numpy" else array
 
 
 def stop_gradient(x: Array) -> Array:
@@ -52,7 +70,7 @@ def stop_gradient(x: Array) -> Array:
 
 def with_gradient_of(value: Array, gradient: Array) -> Array:
     """`value` going forward, the gradient of `gradient` going backward (straight-through)."""
-    return stop_gradient(value) + gradient - stop_gradient(gradient)
+    return stop_gradient(value) + (gradient - stop_gradient(gradient))  # in this order the value stays exact
 
 
 def astype(x: Array, like: Array) -> Array:
@@ -87,16 +105,23 @@ def positions(count: int, like: Array) -> Array:
     return xp.arange(count, device=like.device) if is_torch(like) else xp.arange(count)
 
 
+def absolute(x: Array) -> Array:
+    """|x| with gradient sign(x), 0 at 0: PyTorch's convention (JAX's own is 1 there)."""
+    return x * stop_gradient(namespace(x).sign(x))
+
+
 def clip(x: Array, low: float | None, high: float | None) -> Array:
-    """`x` limited to [low, high]; an open side is None."""
-    if low is None and high is None:
-        return x
-    return namespace(x).clip(x, low, high)
+    """`x` limited to [low, high], an open side is None; on a bound the gradient is whole (JAX's own halves it)."""
+    xp = namespace(x)
+    if xp.__name__ == "jax.numpy":
+        x = x if low is None else xp.where(x < low, low, x)
+        return x if high is None else xp.where(x > high, high, x)
+    return x if low is None and high is None else xp.clip(x, low, high)
 
 
 def masked(x: Array, mask: Array) -> Array:
     """`x` where the mask is set and exact zeros elsewhere: garbage (even NaN) there has no value and no gradient."""
-    return namespace(x).where(mask, x, zeros((), x))
+    return namespace(x).where(mask, x, 0)
 
 
 def row_sum(x_NT: Array, mask_NT: Array) -> Array:
@@ -115,8 +140,12 @@ def row_count(mask_NT: Array, like: Array) -> Array:
 
 
 def group_index(group_M: Array) -> Array:
-    """Group ids renumbered 0, 1, … so that they can index an array of M slots; any integers come in."""
+    """Group ids as numbers below M, so that they can index an array of M slots; any integers come in."""
     xp = namespace(group_M)
+    group_M = group_M.long() if is_torch(group_M) else group_M.astype(int)
+    seen_M = visible(group_M)
+    if seen_M is not None and int(seen_M.min()) >= 0 and int(seen_M.max()) < group_M.shape[0]:
+        return group_M  # such numbers already, as rooms give them
     if xp.__name__ == "jax.numpy":
         return xp.unique(group_M, return_inverse=True, size=group_M.shape[0])[1].reshape(-1)
     return xp.unique(group_M, return_inverse=True)[1].reshape(-1)
@@ -161,13 +190,14 @@ def expect_ndim(ndim: int, **arrays: Array) -> None:
 
 def expect_finite(where: Array | None = None, **arrays: Array | None) -> None:
     """Raise on NaN or inf, naming the field and the row, except where `where` is unset (those never count)."""
-    for name, array in arrays.items():
-        if array is None or is_traced(array) or (where is not None and is_traced(where)):
+    for name, given in arrays.items():
+        array = None if given is None else visible(given)
+        counts = None if where is None else visible(where)
+        if array is None or (where is not None and counts is None):
             continue
         xp = namespace(array)
         bad = ~xp.isfinite(wide(array))
-        if where is not None:
-            bad = bad & where
+        bad = bad if counts is None else bad & counts
         if bool(xp.any(bad)):
             rows = [[int(i) for i in index] for index in xp.argwhere(bad)]
             place = f"row {rows[0][0]}" + (f", decision {rows[0][1]}" if len(rows[0]) > 1 else "")

@@ -26,7 +26,8 @@ def dual_clip_binds(ratio_NT: Array, advantage_NT: Array, bound: float) -> Array
 
 def share(flag_NT: Array, mask_NT: Array, over: Denominators) -> Array:
     """Fraction of the decisions that count for which the flag is set."""
-    return token_mean(stop_gradient(wide(flag_NT)), mask_NT, over)
+    expect_shape(tuple(flag_NT.shape), mask=mask_NT)
+    return namespace(flag_NT).sum(flag_NT & mask_NT) / over.tokens
 
 
 def row_share(flag_NT: Array, mask_NT: Array) -> Array:
@@ -43,4 +44,5 @@ def effective_share(weight_NT: Array, mask_NT: Array) -> Array:
     """(Σ w)² / (n Σ w²): effective sample size of the weights as a fraction of n; 1 when all are equal."""
     xp = namespace(weight_NT)
     weight_NT = masked(wide(weight_NT), mask_NT)
-    return xp.sum(weight_NT) ** 2 / (xp.sum(wide(mask_NT)) * xp.sum(weight_NT**2))
+    spread = xp.sum(wide(mask_NT)) * xp.sum(weight_NT**2)
+    return xp.sum(weight_NT) ** 2 / xp.where(spread > 0, spread, spread * 0 + 1)

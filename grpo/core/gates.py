@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from grpo.core.advantages import group_std, settle_ties
+from grpo.core.advantages import entries, tied_with_best
 from grpo.core.arrays import (
     EXP_LIMIT,
     Array,
+    astype,
     clip,
     expect_shape,
     masked,
@@ -13,6 +14,7 @@ from grpo.core.arrays import (
     row_count,
     row_mean,
     row_sum,
+    segment_sum,
     stop_gradient,
     wide,
     zeros,
@@ -27,10 +29,11 @@ def alive(done_NT: Array) -> Array:
     return ended_NT == 0
 
 
-def has_signal(reward_N: Array, group_N: Array, weight_N: Array | None = None) -> Array:
+def has_signal(reward_N: Array, group_N: Array, weight_N: Array | None = None, size_N: Array | None = None) -> Array:
     """Rows whose group has two different rewards; the others have advantage 0. DAPO, arXiv:2503.14476 (eq. 11)."""
-    spread_N = group_std(settle_ties(reward_N, group_N, weight_N), group_N, weight_N, ddof=0.0)
-    return spread_N > 0 if weight_N is None else (spread_N > 0) & (weight_N > 0)
+    value_N, index_N, weight_N = entries(reward_N, group_N, weight_N)
+    tied_N, _ = tied_with_best(value_N, index_N, weight_N, size_N)
+    return (segment_sum(masked(weight_N, ~tied_N), index_N)[index_N] > 0) & (weight_N > 0)
 
 
 def top_entropy(entropy_NT: Array, mask_NT: Array, share: float) -> Array:
@@ -44,7 +47,8 @@ def top_entropy(entropy_NT: Array, mask_NT: Array, share: float) -> Array:
     high = zeros((), entropy_NT, float("inf"))
     flat_M = xp.where(mask_NT, entropy_NT, high).reshape(-1)
     order_M = xp.sort(flat_M)[0] if xp.__name__ == "torch" else xp.sort(flat_M)
-    place = clip(xp.sum(mask_NT * 1) - 1, 0, None) * (1.0 - share)
+    order_M = masked(order_M, order_M < high)
+    place = clip(xp.sum(astype(mask_NT, entropy_NT)) - 1.0, 0.0, None) * (1.0 - share)
     below = xp.floor(place)
     last = flat_M.shape[0] - 1
     low_value = order_M[clip(_integer(below), 0, last)]
@@ -175,8 +179,10 @@ def mean_one(weight_NT: Array, mask_NT: Array, level: str) -> Array:
     if level == "sequence":
         row_N1 = row_mean(weight_NT, mask_NT)
         any_N1 = row_count(mask_NT, weight_NT) > 0
-        return weight_NT / (xp.sum(row_N1) / clip(xp.sum(wide(any_N1)), 1.0, None))
-    return weight_NT / _mean(weight_NT, mask_NT)
+        mean = xp.sum(row_N1) / clip(xp.sum(wide(any_N1)), 1.0, None)
+    else:
+        mean = _mean(weight_NT, mask_NT)
+    return weight_NT / xp.where(mean > 0, mean, zeros((), weight_NT, 1.0))
 
 
 def mismatch_keep(

@@ -7,7 +7,8 @@ k2's is that of KL(π‖ref), k3's is that of KL(ref‖π).
 
 from __future__ import annotations
 
-from grpo.core.arrays import EXP_LIMIT, Array, clip, expect_shape, namespace, wide, with_gradient_of
+from grpo.core import arrays
+from grpo.core.arrays import EXP_LIMIT, Array, clip, expect_shape, masked, namespace, wide, with_gradient_of
 
 _TANGENT = 10.0
 """log u from which k3 is continued as its tangent: a ref/π of e^10 = 22,026."""
@@ -39,27 +40,29 @@ def k3(logp_NT: Array, ref_logp_NT: Array, cap: float | None = None) -> Array:
     log_u_NT = -_gap(logp_NT, ref_logp_NT)
     xp = namespace(log_u_NT)
     inside_NT = clip(log_u_NT, None, _TANGENT)
-    u_NT = xp.exp(inside_NT) * (1.0 + (log_u_NT - inside_NT))
-    return clip(u_NT - log_u_NT - 1.0, None, cap)
+    beyond_NT = xp.exp(inside_NT) * (log_u_NT - inside_NT)
+    return clip(xp.expm1(inside_NT) - log_u_NT + beyond_NT, None, cap)  # expm1 keeps the digits near 0
 
 
 def absolute(logp_NT: Array, ref_logp_NT: Array) -> Array:
     """|log π − log ref|: not a KL; its expected on-policy gradient is that of the total variation (times two)."""
-    return namespace(wide(logp_NT)).abs(_gap(logp_NT, ref_logp_NT))
+    return arrays.absolute(_gap(logp_NT, ref_logp_NT))
 
 
 def forward(logp_NT: Array, ref_logp_NT: Array) -> Array:
     """u·log u − (u − 1) with u = ref/π: KL(ref‖π) from samples of π, unbiased and never negative."""
     log_u_NT = clip(-_gap(logp_NT, ref_logp_NT), None, EXP_LIMIT)
-    u_NT = namespace(log_u_NT).exp(log_u_NT)
-    return u_NT * log_u_NT - (u_NT - 1.0)
+    xp = namespace(log_u_NT)
+    return xp.exp(log_u_NT) * (xp.expm1(-clip(log_u_NT, -EXP_LIMIT, None)) + log_u_NT)
 
 
 def exact(all_logp_NTV: Array, ref_all_logp_NTV: Array) -> Array:
     """KL(p‖q) = Σ_v p·(log p − log q) over all choices of each decision; swap the arguments for the other direction."""
     expect_shape(tuple(all_logp_NTV.shape), ref_all_logp=ref_all_logp_NTV)
     xp = namespace(all_logp_NTV)
-    return xp.sum(xp.exp(all_logp_NTV) * (all_logp_NTV - ref_all_logp_NTV), axis=-1)
+    possible_NTV = all_logp_NTV > float("-inf")  # 0·log 0 = 0
+    gap_NTV = masked(all_logp_NTV, possible_NTV) - masked(ref_all_logp_NTV, possible_NTV)
+    return xp.sum(xp.exp(all_logp_NTV) * gap_NTV, axis=-1)
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute, "forward": forward}
@@ -69,6 +72,8 @@ def estimate(
     logp_NT: Array, ref_logp_NT: Array, value: str = "k3", gradient: str | None = None, cap: float | None = None
 ) -> Array:
     """The value of one estimator with the gradient of another (None: its own); `cap` limits the value.
+
+    Beyond the cap the estimator's own gradient is zero; another's is not touched.
 
     E.g. value k1 or k3 with gradient k2 reports an unbiased KL and follows the gradient of KL(π‖ref).
     """
@@ -81,7 +86,7 @@ def estimate(
 def exact_entropy(all_logp_NTV: Array) -> Array:
     """H = −Σ_v p·log p of each decision."""
     xp = namespace(all_logp_NTV)
-    return -xp.sum(xp.exp(all_logp_NTV) * all_logp_NTV, axis=-1)
+    return -xp.sum(xp.exp(all_logp_NTV) * masked(all_logp_NTV, all_logp_NTV > float("-inf")), axis=-1)
 
 
 def sampled_entropy(logp_NT: Array) -> Array:

@@ -17,7 +17,7 @@ class Denominators(NamedTuple):
     tokens: float
     """Decisions that count."""
     rows: float
-    """Trajectories, with or without the fully masked ones."""
+    """Trajectories that were not dropped, with or without the fully masked ones."""
     selected: float
     """Decisions that also passed the entropy gate: what an entropy bonus averages over."""
     length: float
@@ -25,19 +25,25 @@ class Denominators(NamedTuple):
 
 
 def count(
-    mask_NT: Array, count_empty_rows: bool, selected_NT: Array | None = None, length: float | None = None
+    mask_NT: Array,
+    count_empty_rows: bool,
+    selected_NT: Array | None = None,
+    present_N: Array | None = None,
+    length: float = 1.0,
 ) -> Denominators:
     """Denominators of a minibatch; none is below 1, so that a fully masked one has loss 0 instead of NaN.
 
-    Without a `length`, the width of the mask stands in for it.
+    `present_N`: rows that are in the batch at all; others are not counted even where empty rows are.
     """
     expect_ndim(2, mask=mask_NT)
     xp = namespace(mask_NT)
     tokens = float(xp.sum(mask_NT))
-    rows = mask_NT.shape[0] if count_empty_rows else float(xp.sum(xp.any(mask_NT, axis=1)))
+    counted_N = xp.any(mask_NT, axis=1)
+    if count_empty_rows:
+        counted_N = counted_N | ~counted_N if present_N is None else counted_N | present_N
+    rows = float(xp.sum(counted_N))
     selected = tokens if selected_NT is None else float(xp.sum(mask_NT & selected_NT))
-    length = float(mask_NT.shape[1]) if length is None else length
-    return Denominators(max(tokens, 1.0), max(float(rows), 1.0), max(selected, 1.0), length)
+    return Denominators(max(tokens, 1.0), max(rows, 1.0), max(selected, 1.0), length)
 
 
 def _total(x_NT: Array, mask_NT: Array) -> Array:

@@ -21,9 +21,14 @@ def build(kind, variant, x):
     return with_gates(batch, Scores(make(x["logp"]), make(x["entropy"])), variant, make(x["priority"]))
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_same_values_and_gradients(name):
-    variant, x = loaded(name), numbers(3)
+@pytest.mark.parametrize("on_policy", [False, True], ids=["off", "on"])
+@pytest.mark.parametrize("name", [*RECIPES, "abs"])
+def test_same_values_and_gradients(name, on_policy):
+    """On-policy too: at ratio 1 and π = ref the frameworks' own |x| and clip differ in their gradients."""
+    variant = loaded("grpo").but(kl_estimator="abs") if name == "abs" else loaded(name)
+    x = numbers(3)
+    if on_policy:
+        x["old"] = x["ref"] = x["logp"]
     losses, grads = {}, {}
     for kind, make in MAKERS.items():
         batch = build(kind, variant, x)

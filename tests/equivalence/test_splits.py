@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -20,11 +18,10 @@ VARIANTS = {name: loaded(name) for name in RECIPES} | {
     "chunk": loaded("grpo").but(ratio="chunk", chunk_size=2, top_entropy=1.0, reduction="token_mean"),
     "sequence_token": loaded("gspo").but(ratio="sequence_token"),
     "uncounted": loaded("grpo").but(count_empty_rows=False),
-    "exact_length": loaded("dr_grpo").but(length=32.0),
     "entropy_over_loss": loaded("luspo").but(entropy_over="loss"),
     "kl_importance": loaded("grpo").but(kl_importance=True),
     "mask_mismatch": loaded("grpo").but(mismatch="mask", mismatch_level="sequence"),
-    "step_credit": loaded("dapo").but(credit="reward_to_go", scale="batch_std"),
+    "step_credit": loaded("dapo").but(credit="reward_to_go", scale="batch_std", drop_no_signal=False),
 }
 
 
@@ -79,15 +76,11 @@ def test_any_split_any_order_any_padding(name, dtype, rtol, data):
     for key in metrics:
         np.testing.assert_allclose(split_metrics[key], metrics[key], rtol=1e-5, atol=1e-6, err_msg=key)
 
-    if variant.ratio == "chunk":
-        return  # padding shifts nothing, but chunks of a wider record stay chunks of two: covered below
-    moved, moved_scores = minibatch(x, replace(variant, length=variant.length), dtype, np.asarray(order), extra_steps=3)
-    moved = replace(moved, denominators=moved.denominators._replace(length=batch.denominators.length))
+    # Another order and more padding before anything is computed: statistics, gates and all.
+    moved, moved_scores = minibatch(x, variant, dtype, np.asarray(order), extra_steps=4)
     moved_loss, moved_grad, _, _ = gradient(moved, moved_scores, variant, [list(range(rows))])
-    np.testing.assert_allclose(moved_loss, loss, rtol=100 * rtol, atol=100 * rtol)
+    np.testing.assert_allclose(moved_loss, loss, rtol=10 * rtol, atol=10 * rtol)
     inverse = np.argsort(np.asarray(order))
-    close["atol"] *= 10  # statistics over rows are summed in another order
-    close["rtol"] *= 10
     np.testing.assert_allclose(moved_grad[inverse][:, : grad.shape[1]], grad, **close)
     assert not moved_grad[inverse][:, grad.shape[1] :].any()
 

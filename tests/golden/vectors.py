@@ -41,7 +41,18 @@ def load(folder: Path) -> list[Vector]:
     for path in files:
         for row in json.loads(path.read_text(encoding="utf-8"))["vectors"]:
             options = row["options"]
-            names = ("loss", "loss_type", "loss_algo", "importance_sampling_level", "loss_agg", "loss_agg_mode")
+            names = (
+                "kl_penalty",
+                "adv_type",
+                "scale_rewards",
+                "multi_objective_aggregation",
+                "loss",
+                "loss_type",
+                "loss_algo",
+                "importance_sampling_level",
+                "loss_agg",
+                "loss_agg_mode",
+            )
             kind = (path.stem, row["what"], *(str(options.get(name)) for name in names))
             vectors.append(
                 Vector(

@@ -161,3 +161,45 @@ def test_gates_need_what_they_read():
         with_gates(experience, scores, recipe("grpo", top_entropy=0.5))
     with pytest.raises(ValueError, match="pass priority_NT"):
         with_gates(experience, scores, recipe("clip_cov"))
+
+
+def test_a_failed_row_leaves_its_episode_s_mean_alone():
+    rollouts = record(reward_N=[2.0, np.nan, 4.0], episode_N=[0, 0, 1], status_N=[0, int(Status.FAILED), 0])
+    assert column(advantages(rollouts, recipe("dr_grpo"))).tolist() == [-1.0, 0.0, 1.0]
+
+
+def test_dropped_groups_leave_the_denominators():
+    rollouts = record(reward_N=[1.0, 1.0, 0.0, 1.0], group_N=[0, 0, 1, 1])
+    assert Experience.build(rollouts, recipe("grpo", drop_no_signal=True)).denominators.rows == 2.0
+    assert Experience.build(rollouts, recipe("grpo")).denominators.rows == 4.0
+
+
+def test_a_fixed_length_is_not_the_padding():
+    wide = record(steps=3, reward_N=[0.0, 1.0])
+    with pytest.raises(ValueError, match="needs length, the longest a trajectory may be"):
+        Experience.build(wide, recipe("dr_grpo"))
+    assert Experience.build(wide, recipe("dr_grpo", length=8.0)).denominators.length == 8.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "message"),
+    [
+        ({"group_NT": np.zeros((2, 1), dtype=int)}, {"credit": "per_reward"}, "cannot compare inside trajectories"),
+        ({"group_NT": np.zeros((2, 1), dtype=int)}, {"baseline": "length_weighted"}, "inside trajectories"),
+        ({"group_NT": np.zeros((2, 1), dtype=int)}, {"whiten": "rows"}, "use whiten=decisions"),
+        ({"baseline_NT": np.zeros((2, 1))}, {"baseline": "given", "whiten": "rows"}, "use whiten=decisions"),
+        ({"reward_parts_NK": np.zeros((2, 2))}, {"credit": "per_reward"}, "give every reward as a part"),
+        ({"episode_N": [0, 1]}, {"credit": "reward_to_go"}, "episode_N needs credit=trajectory"),
+        ({}, {"reward_weights": (1.0,)}, "reward_weights needs reward_parts_NK"),
+    ],
+)
+def test_what_a_record_cannot_mean_is_refused(fields, changes, message):
+    with pytest.raises(ValueError, match=message):
+        advantages(record(reward_N=[0.0, 1.0], **fields), recipe("grpo", **changes))
+
+
+def test_rows_as_arrays_and_lists_select_the_same():
+    experience = Experience.build(record(reward_N=[0.0, 1.0, 2.0]), recipe("grpo"))
+    for rows in ([0, 2], np.array([0, 2]), torch.tensor([0, 2]), range(0, 3, 2)):
+        assert experience.select(rows).rollouts.reward_N.tolist() == [0.0, 2.0]
+    assert experience.select(range(3)) is experience

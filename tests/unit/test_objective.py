@@ -10,7 +10,7 @@ import torch
 from grpo.experience import Experience, advantages, with_gates
 from grpo.objective import objective
 from grpo.recipes import CHOICES, RECIPES, Recipe, recipe
-from grpo.rollouts import Scores
+from grpo.rollouts import Rollouts, Scores
 from tests.batches import loaded, numbers, rollouts
 
 
@@ -100,7 +100,7 @@ BASE = {
     "vespo_lambda_neg": {"surrogate": "vespo"},
     "dro_beta": {"surrogate": "dro"},
     "bounds": {"surrogate": "cispo", "epsilon_high": 1.1},
-    "length": {"reduction": "fixed_length"},
+    "length": {"reduction": "fixed_length", "length": 7.0},
     "mismatch_low": {"mismatch": "truncate"},
     "mismatch_high": {"mismatch": "truncate"},
     "mismatch_level": {"mismatch": "truncate"},
@@ -125,20 +125,24 @@ def fingerprint(variant):
 @pytest.mark.parametrize("setting", [f.name for f in fields(Recipe) if f.name not in ("name", "paper", "follows")])
 def test_every_setting_changes_the_result(setting):
     base = recipe("grpo", beta=0.1, **BASE.get(setting, {}))
-    before = fingerprint(base)
     values = [v for v in CHOICES[setting] if v != getattr(base, setting)] if setting in CHOICES else [OTHER[setting]]
     for value in values:
-        more = {}
-        if (setting, value) == ("ratio", "chunk"):
-            more = {"chunk_size": 2}
-        if setting == "kl_gradient" and value == "auto":
+        more = NEEDED.get((setting, value), {})
+        if value == "auto" or more is None:
             continue
-        if (setting, value) in (("kl_gradient", "own"), ("kl_gradient", "k3")):
-            more = {"kl_estimator": "k1"} if value == "own" else {"kl_estimator": "k2"}
-            before = fingerprint(base.but(**more))
-        if (setting, value) == ("kl_direction", "other_current"):
-            more = {"kl_estimator": "k3"}
+        before = fingerprint(base.but(**{k: v for k, v in more.items() if k not in ("chunk_size", "length")}))
         assert not torch.equal(fingerprint(base.but(**{setting: value}, **more)), before), f"{setting}={value}"
+
+
+NEEDED = {
+    ("ratio", "chunk"): {"chunk_size": 2},
+    ("reduction", "fixed_length"): {"length": 9.0},
+    ("kl_gradient", "own"): {"kl_estimator": "k1"},  # elsewhere auto is the estimator's own already
+    ("kl_gradient", "k3"): {"kl_estimator": "k2"},
+    ("kl_gradient", "k1"): {"kl_estimator": "k2"},
+    ("bounds", "relative"): None,
+}
+"""What else a value needs before it means anything, on both sides of the comparison."""
 
 
 def test_exact_kl_must_be_given():
@@ -207,3 +211,47 @@ def test_rewards_are_only_read():
     for name in RECIPES:
         advantages(record, recipe(name))
     assert torch.equal(record.reward_parts_NK, before)
+
+
+@pytest.mark.parametrize("shape", [(13, 1), (6,), (1, 1), (13, 5)])
+def test_log_probs_of_another_shape_are_refused(shape):
+    batch, _ = prepared(recipe("grpo"))
+    with pytest.raises(ValueError, match="logp_NT has shape"):
+        objective(Scores(torch.zeros(shape, dtype=torch.float64)), batch, recipe("grpo"))
+
+
+def test_clip_fractions_are_of_the_clip_that_is_there():
+    def metrics(**changes):
+        variant = recipe("grpo", **changes)
+        batch, x = prepared(variant)
+        return objective(Scores(x["logp"]), batch, variant).metrics
+
+    assert "clip_ratio/region_mean" not in metrics(surrogate="policy_gradient")
+    assert metrics(surrogate="cispo", bounds="absolute", epsilon_high=50.0)["clip_ratio/region_mean"] == 0
+    assert metrics(surrogate="cispo", bounds="absolute", epsilon_high=0.01)["clip_ratio/high_mean"] > 0
+
+
+@pytest.mark.parametrize("gradient", ["auto", "k3"])
+def test_forward_kl_follows_the_right_gradient(gradient):
+    """KL(ref‖π): value of the forward estimator, expected gradient −Σ ref·∇log π, by enumeration."""
+    logits = torch.tensor([0.5, -0.3, 1.0], dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([0.1, 0.4, -0.2], dtype=torch.float64).log_softmax(-1)
+    variant = recipe("grpo", beta=1.0, kl_direction="other_current", kl_gradient=gradient, reduction="sequence_sum")
+    logp = logits.log_softmax(-1)
+    record = rollouts_of(logp.detach())
+    batch = replace(Experience.build(record, variant, ref[:, None]), advantage_NT=torch.zeros(3, 1).double())
+    weighted = replace(batch, rollouts=record.but(weight_NT=logp.detach().exp()[:, None] * 3))
+    got = torch.autograd.grad(objective(Scores(logp[:, None]), weighted, variant).loss, logits)[0]
+    want = torch.autograd.grad((ref.exp() * (ref - logits.log_softmax(-1))).sum(), logits)[0]
+    torch.testing.assert_close(got, want)
+
+
+def rollouts_of(logp):
+    """One row for each choice of a softmax."""
+    rows = len(logp)
+    return Rollouts(
+        group_N=torch.zeros(rows, dtype=torch.long),
+        mask_NT=torch.ones(rows, 1, dtype=torch.bool),
+        old_logp_NT=logp[:, None],
+        reward_N=torch.zeros(rows).double(),
+    )

@@ -29,7 +29,8 @@ class Case(dict):
 
 def inputs(vector: Vector, backend: Numpy) -> dict[str, Any]:
     """Every numeric input as an array of the backend; null stays None."""
-    return {key: None if value is None else backend.array(value) for key, value in vector.inputs.items()}
+    numeric = {key: value for key, value in vector.inputs.items() if key != "index"}  # group ids may be any names
+    return {key: None if value is None else backend.array(value) for key, value in numeric.items()}
 
 
 def record(

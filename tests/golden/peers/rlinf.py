@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from grpo.core import advantages as adv
 from grpo.core import gates, kl, ratios, reductions
-from grpo.core.arrays import namespace, row_sum, zeros
+from grpo.core.arrays import masked, namespace, row_sum, zeros
 from grpo.core.reductions import count
 from grpo.experience import advantages
 from grpo.objective import objective
@@ -54,7 +54,12 @@ def aggregation(vector, backend):
     value, grads = backend.gradients(lambda a: getattr(reductions, REDUCTION[mode])(a, mask, over), [x["loss_mat"]])
     if mode == "seq-mean-token-mean" and bool((mask.sum(1) == 0).any()):
         value = value * float("nan")  # quirk: 0/0 for a row without decisions
-    return Case({"loss": value, **dict(zip(["grad"], grads, strict=False))})
+    return Case({"loss": value, **dict(zip(["grad"], grads, strict=False))}, {"grad": _zero_for_nan})
+
+
+def _zero_for_nan(values):
+    """Quirk: an empty row's 0/0 reaches its gradient too."""
+    return [[0.0 if v is None else v for v in row] for row in values]
 
 
 def _where_counted(mask):
@@ -95,7 +100,7 @@ def estimators(vector, backend):
         return _reinforce_plus_plus(vector, o, x, fields)
     advantage = advantages(Rollouts(**fields), r)
     if size == 1:
-        advantage = advantage * float("nan")  # quirk: the standard deviation of one value
+        advantage = masked(advantage * float("nan"), mask)  # quirk: the standard deviation of one value
     return Case({"advantages": advantage}, {"advantages": _where_counted(vector.inputs["mask"])})
 
 
@@ -113,7 +118,8 @@ def _reinforce_plus_plus(vector, o, x, fields):
     reward = x["rewards"][:, None] * (xp.asarray(spots) + zeros((rows, steps), x["rewards"]))
     beta = o.get("kl_beta", 0.0)
     if beta and "ref_logp" in x:
-        reward = reward - beta * kl.estimate(x["logp"], x["ref_logp"], KL[o["kl_penalty_type"]], cap=10.0)
+        value = KL.get(o["kl_penalty_type"], o["kl_penalty_type"])
+        reward = reward - beta * kl.estimate(x["logp"], x["ref_logp"], value, cap=10.0 if value == "k3" else None)
     returns = adv.reward_to_go(reward, everywhere)
     advantage = adv.whiten(returns, mask, ddof=0.0, eps=0.0)
     return Case({"advantages": advantage}, {"advantages": _where_counted(vector.inputs["mask"])})
@@ -121,7 +127,7 @@ def _reinforce_plus_plus(vector, o, x, fields):
 
 def _actor_recipe(o, **more):
     beta = o.get("kl_beta") or 0.0
-    value = KL[o["kl_penalty_type"]] if "kl_penalty_type" in o else "k3"
+    value = KL.get(o.get("kl_penalty_type", "k3"), o.get("kl_penalty_type", "k3"))
     clip_is = o.get("importance_sampling_clip")
     return recipe(
         "grpo",
@@ -146,7 +152,7 @@ def actor(vector, backend):
     o, x = vector.options, inputs(vector, backend)
     r = _actor_recipe(o)
     if vector.what == "megatron_actor_step" and not any(vector.inputs["mask"][0]):
-        x["mask"] = x["mask"] * 0  # quirk: a fully masked first row drops the whole micro-batch
+        x["advantages"] = x["advantages"] * 0  # quirk: a fully masked first row drops the policy term of all rows
     batch = record(x, r, sampled=x.get("rollout_logp"))
     own = batch.denominators
     if o.get("use_valid_token_scale"):
@@ -167,7 +173,7 @@ def actor(vector, backend):
         value = value * float("nan")  # quirk: 0/0 for a row without decisions
     terms = objective(Scores(x["logp"], entropy), replace(batch, denominators=own), r)
     outputs = {"loss": value, **dict(zip(("grad_logp", "grad_entropies"), grads, strict=False))}
-    if bool(batch.mask_NT.any()):
+    if any(vector.inputs["mask"][0]):
         outputs["metrics"] = {
             "actor/ratio": terms.metrics["ratio"],
             "actor/approx_kl": terms.metrics["approx_kl"] if "clip_log_ratio_min" not in o else None,
@@ -175,7 +181,7 @@ def actor(vector, backend):
             "actor/final_loss": value,
         }
         outputs["metrics"] = {key: value for key, value in outputs["metrics"].items() if value is not None}
-    return Case(outputs)
+    return Case(outputs, {"grad_logp": _zero_for_nan})
 
 
 # --- embodied: (chunks, envs, steps a chunk) → rows of one env in time -----------------------------------------------

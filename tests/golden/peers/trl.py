@@ -77,7 +77,8 @@ def losses(vector, backend):
     outputs, _ = differentiate(backend, batch, r, x["logp"], x["entropies"], "grad_entropies" in vector.outputs)
     # Metrics are averages over this micro-batch alone.
     terms = objective(Scores(x["logp"], x["entropies"]), replace(batch, denominators=own), r)
-    outputs["metrics"] = {"entropy": terms.entropy, "policy_loss": terms.policy_loss / o["gradient_accumulation_steps"]}
+    before_bonus = objective(Scores(x["logp"], x["entropies"]), batch, r.but(entropy_coef=0.0)).loss
+    outputs["metrics"] = {"entropy": terms.entropy, "policy_loss": before_bonus}
     if terms.kl is not None:
         outputs["metrics"]["kl"] = terms.kl
     outputs["metrics"] |= _clip_metrics(o, x, batch, r, own)
@@ -147,7 +148,9 @@ def group_advantages(vector, backend):
     rollouts = _bandit(backend, parts, o["num_generations"])
     total, opinion = combine_rewards(parts, backend.array(o["reward_weights"]))
     weight = opinion * 1.0
-    metrics = {"reward": (total * weight).sum() / weight.sum(), "reward_std": batch_std(total, weight)[0]}
+    metrics = {"reward": (total * weight).sum() / weight.sum()}
+    if float(weight.sum()) > 1.5:  # quirk: NaN for a single value
+        metrics["reward_std"] = batch_std(total, weight)[0]
     return Case({"advantages": trajectory_advantages(rollouts, r), "metrics": metrics})
 
 
@@ -173,7 +176,18 @@ def rloo(vector, backend):
     )
     if o["normalize_advantages"]:
         r = r.but(whiten="rows", whiten_eps=1e-4, whiten_root=False)
+        # Quirk: alone in its group, a row's advantage is 0/0 and leaves the normalisation; so does one without opinion.
+        x["rewards"] = _without_loners(backend, x["rewards"], o["num_generations"])
     more = {"mask_NT": x["mask"], "old_logp_NT": x["old_logp"]}
     rollouts = _bandit(backend, x["rewards"], o["num_generations"], **more)
     advantage_N = trajectory_advantages(rollouts, r, x.get("ref_logp"))
     return Case({"advantages": advantage_N, "old_seq_logp": row_sum(x["old_logp"], rollouts.mask_NT)[:, 0]})
+
+
+def _without_loners(backend, parts, group_size):
+    rows = [[float(v) for v in row] for row in parts]
+    for start in range(0, len(rows), group_size):
+        scored = [i for i in range(start, start + group_size) if any(v == v for v in rows[i])]
+        if len(scored) == 1:
+            rows[scored[0]] = [None] * len(rows[scored[0]])
+    return backend.array([[None if v != v else v for v in row] if None not in row else row for row in rows])

@@ -36,9 +36,11 @@ def run(vector, backend):
             old_logp_NT=rewards[:, None] * 0,
             reward_N=rewards,
         )
-        return Case(
-            {"advantages": trajectory_advantages(rollouts, recipe("grpo", **ADVANTAGES[vector.what.split()[1]]))}
-        )
+        r = recipe("grpo", **ADVANTAGES[vector.what.split()[1]])
+        advantage = trajectory_advantages(rollouts, r)
+        if size == 1 and r.scale == "group_std":
+            advantage = advantage * float("nan")  # quirk: the standard deviation of one value
+        return Case({"advantages": advantage})
     x = inputs(vector, backend)
     r = recipe(
         "grpo",
@@ -51,12 +53,15 @@ def run(vector, backend):
         kl_gradient="own",
         kl_cap=o["kl_clamp_value"],
         reduction=REDUCTION[o["loss_agg_mode"]],
+        length=float(x["mask"].shape[1]) if o["loss_agg_mode"].endswith("scale") else None,
         count_empty_rows=False,
     )
     batch = replace(record(x, r), mismatch_NT=x.get("sampler_is_weights"))
     outputs, terms = differentiate(backend, batch, r, x["logp"])
     over = batch.denominators
-    ratio = ratios.token_ratio(ratios.log_ratio(x["logp"], batch.old_logp_NT, batch.mask_NT))
+    log_ratio = ratios.log_ratio(x["logp"], batch.old_logp_NT, batch.mask_NT)
+    sequence = r.ratio == "sequence_token"
+    ratio = ratios.sequence_ratio(log_ratio, batch.mask_NT) if sequence else ratios.token_ratio(log_ratio)
     metrics = {"ppo_kl": terms.metrics["approx_kl"], "pg_clipfrac": terms.metrics["clip_ratio/region_mean"]}
     if o["epsilon_c"] and o["loss_agg_mode"] == "token-mean":
         binds = diagnostics.dual_clip_binds(ratio, batch.advantage_NT, o["epsilon_c"])

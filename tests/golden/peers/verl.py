@@ -24,11 +24,18 @@ REDUCTION = {
 
 
 def _denominators(
-    mode, own: Denominators, dp_size=1, batch_num_tokens=None, global_batch_size=None, loss_scale_factor=None, **_
+    mode,
+    own: Denominators,
+    width,
+    dp_size=1,
+    batch_num_tokens=None,
+    global_batch_size=None,
+    loss_scale_factor=None,
+    **_,
 ):
     tokens = 1.0 if mode == "token-sum" else float(batch_num_tokens or own.tokens)
     rows = float(global_batch_size or own.rows)
-    length = float(loss_scale_factor or own.length)
+    length = float(loss_scale_factor or width)
     return own._replace(tokens=tokens / dp_size, rows=rows / dp_size, length=length)
 
 
@@ -75,6 +82,7 @@ def losses(vector, backend):
         epsilon=o["clip_ratio_low"],
         epsilon_high=o["clip_ratio_high"],
         reduction="sequence_mean" if row_mean else REDUCTION[mode],
+        length=1.0 if mode.endswith("norm") else None,
         count_empty_rows=row_mean,
     )
     batch = record(x, r)
@@ -83,7 +91,7 @@ def losses(vector, backend):
     batch = replace(
         batch,
         mismatch_NT=extra.get("weight", x.get("rollout_is_weights")),
-        denominators=_denominators(mode, own, **o["global_batch_info"]),
+        denominators=_denominators(mode, own, batch.mask_NT.shape[1], **o["global_batch_info"]),
     )
     outputs, _ = differentiate(backend, batch, r, x["logp"])
     log_ratio = ratios.log_ratio(x["logp"], batch.old_logp_NT, batch.mask_NT)
@@ -172,7 +180,7 @@ def kl_penalty(vector, backend):
 def aggregation(vector, backend):
     o, x = vector.options, inputs(vector, backend)
     mask, mode = x["mask"] != 0, o["loss_agg_mode"]
-    over = _denominators(mode, count(mask, count_empty_rows=False), **o)
+    over = _denominators(mode, count(mask, count_empty_rows=False), mask.shape[1], **o)
 
     def reduce(loss):
         return getattr(reductions, REDUCTION[mode])(loss, mask, over)
@@ -180,8 +188,7 @@ def aggregation(vector, backend):
     value, grads = backend.gradients(reduce, [x["loss_mat"]])
     outputs = {"loss": value, **dict(zip(["grad"], grads, strict=False))}
     if mode.startswith("seq") and bool((x["loss_mat"] != x["loss_mat"]).any()):
-        # Quirk: NaN where nothing counts spreads through verl's sequence modes, gradient included.
-        outputs = {"loss": value * float("nan")}
+        outputs["loss"] = value * float("nan")  # quirk: NaN where nothing counts spreads through the sequence modes
     return Case(outputs)
 
 
@@ -229,7 +236,7 @@ def estimators(vector, backend):
     rollouts = Rollouts(**fields)
     advantage = _raw_singletons(rollouts, r) if kind in RAW_SINGLETONS else advantages(rollouts, r)
     if kind == "gpg":  # verl's share counts non-zero rewards
-        advantage = advantage * adv.signal_share(fields["reward_N"] != 0)[:, None]
+        advantage = advantage * adv.signal_share(fields["reward_N"] != 0, advantage)[:, None]
     outputs = {"advantages": advantage}
     if "returns" in vector.outputs:
         outputs["returns"] = masked(adv.reward_to_go(fields["reward_NT"], mask, r.gamma), mask)
