@@ -1,0 +1,15 @@
+"""The machinery of a run: folder, checkpoints, loop, sinks, progress. It knows no domain and holds no mathematics.
+
+folder      what a run leaves on disk, and its reader (loads no framework: the viewer imports only this)
+redaction   secrets are taken out before anything is written or sent
+lock        one process a folder
+seeding     (seed, step, stream) → every global generator
+checkpoint  atomic, hashed, newest valid one found again
+signals     Ctrl-C and SIGTERM as a request to stop between steps
+budget      how many samples may fail
+exhibits    a step's groups as rows and arrays to look at later
+sinks       mirrors of metrics.jsonl: TensorBoard, Weights & Biases, Trackio
+progress    what a person sees meanwhile
+plot        curve.png
+loop        all of it around `trainer.step`
+"""

@@ -1,0 +1,302 @@
+"""Checkpoints that are whole or not there, and are found again.
+
+tmp-step-00000010/            written here, each file fsynced, then renamed: a half-written one never has the name
+    arrays.safetensors
+    state.json
+    manifest.json             sha256 of both and of itself, step, schema, versions, settings and their fingerprint
+step-00000010/                what `load` reads, after checking every hash
+latest                        name of the newest, for people and scripts; `resume_point` goes by number and validity
+aside-step-00000020/          found broken, or newer than the one gone on from: kept, never read
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from grpo.protocols import State
+from grpo.run.files import FolderError, Row, dumps, read_json, sync_folder, write_atomic
+from grpo.run.folder import SCHEMA, RunFolder, expect_schema, versions
+
+POINTS = ("folder", "arrays", "state", "manifest", "rename", "pointer", "retention")
+"""Where a save can be cut; `at` is called with the name once that much is done."""
+
+FILES = ("arrays.safetensors", "state.json")
+HARMLESS = frozenset({"device", "rows_per_microbatch"})
+"""Settings that may differ on resume: they change where and in what portions the numbers are computed."""
+
+
+class CheckpointError(FolderError):
+    """A checkpoint that cannot be written or trusted."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read and verified."""
+
+    path: Path
+    step: int
+    state: State
+    manifest: Row
+
+
+def _nothing(point: str) -> None:
+    pass
+
+
+def save(
+    folder: RunFolder,
+    state: State,
+    step: int,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    score: float | None = None,
+    keep_last: int | None = None,
+    keep_best: int = 0,
+    at: Callable[[str], None] = _nothing,
+) -> Path:
+    """Publish `state` as the checkpoint of `step`, then drop those nobody asked to keep.
+
+    On any failure the older ones stay and the temporary folder is removed. `keep_last`: how many of the newest (None:
+    all); `keep_best`: how many with the highest `score` beside them.
+    """
+    check(state)
+    final = folder.checkpoints / f"step-{step:08d}"
+    temporary = folder.checkpoints / f"tmp-{final.name}"
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    try:
+        temporary.mkdir()
+        at("folder")
+        arrays = _write_arrays(temporary / FILES[0], state.arrays)
+        at("arrays")
+        _write(temporary / FILES[1], dumps({"values": state.values, "arrays": arrays}))
+        at("state")
+        manifest = {
+            "schema": SCHEMA,
+            "step": step,
+            "score": score,
+            "versions": versions(),
+            "fingerprint": fingerprint(settings or {}),
+            "settings": settings or {},
+            "sha256": {name: _hash(temporary / name) for name in FILES},
+        }
+        _write(temporary / "manifest.json", dumps(manifest | {"self": fingerprint(manifest)}, indent=2))
+        sync_folder(temporary)
+        at("manifest")
+        if final.exists():
+            _remove(final)
+        temporary.rename(final)
+        sync_folder(folder.checkpoints)
+        at("rename")
+    except BaseException:  # also Ctrl-C: no half checkpoint stays
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    point_to(folder, final)
+    at("pointer")
+    _retain(folder, keep_last, keep_best)
+    at("retention")
+    return final
+
+
+def load(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint, checking every hash; a damaged file is named."""
+    path = Path(path)
+    if not (path / "manifest.json").is_file():
+        raise CheckpointError(f"{path} has no manifest.json: it is no checkpoint, or an unfinished one")
+    manifest = _read(path / "manifest.json")
+    expect_schema(manifest, path / "manifest.json")
+    if manifest.pop("self", None) != fingerprint(manifest):
+        raise CheckpointError(f"{path / 'manifest.json'} is damaged: it was changed after it was written")
+    for name in FILES:
+        if not (path / name).is_file():
+            raise CheckpointError(f"{path / name} is missing")
+        if _hash(path / name) != manifest["sha256"][name]:
+            raise CheckpointError(f"{path / name} is damaged: it is not what the manifest was written for")
+    kept = _read(path / FILES[1])
+    try:
+        tensors = load_file(path / FILES[0])
+    except SafetensorError as error:
+        raise CheckpointError(f"{path / FILES[0]} cannot be read: {error}") from error
+    absent = sorted(set(kept["arrays"]) ^ set(tensors))
+    if absent:
+        raise CheckpointError(f"{path / FILES[0]} and state.json disagree about {', '.join(absent[:3])}")
+    arrays = {
+        name: tensors[name].numpy() if kind == "numpy" else tensors[name] for name, kind in kept["arrays"].items()
+    }
+    return Checkpoint(path, int(manifest["step"]), State(kept["values"], arrays), manifest)
+
+
+def resume_point(folder: RunFolder, step: int | None = None) -> Checkpoint | None:
+    """The newest valid checkpoint, passing over damaged ones with an event; None where there is none.
+
+    A `step` that was asked for is that one or an error.
+    """
+    if step is not None:
+        path = folder.checkpoints / f"step-{step:08d}"
+        if not path.is_dir():
+            there = ", ".join(str(_step(path)) for path in steps(folder)) or "none"
+            raise CheckpointError(f"{folder.path} has no checkpoint of step {step}; there: {there}")
+        return load(path)
+    for path in reversed(steps(folder)):
+        try:
+            return load(path)
+        except CheckpointError as error:
+            folder.event(_step(path), "checkpoint_damaged", f"{error}; falling back to the one before")
+    return None
+
+
+def steps(folder: RunFolder) -> list[Path]:
+    """Published checkpoints, oldest first, by step number."""
+    found = [path for path in folder.checkpoints.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(found, key=_step)
+
+
+def sweep(folder: RunFolder, after: int) -> None:
+    """Finish what a killed save left; put aside checkpoints of steps that will be done again."""
+    for path in folder.checkpoints.glob("tmp-*"):
+        shutil.rmtree(path)
+    for path in steps(folder):
+        if _step(path) > after:
+            aside = path.with_name(f"aside-{path.name}")
+            if aside.exists():
+                shutil.rmtree(aside)
+            path.rename(aside)
+            folder.event(after, "checkpoint_set_aside", f"{path.name} is newer than step {after}, now {aside.name}")
+    if found := steps(folder):
+        point_to(folder, found[-1])
+
+
+def point_to(folder: RunFolder, path: Path) -> None:
+    """Make `latest` name this checkpoint."""
+    write_atomic(folder.checkpoints / "latest", path.name + "\n")
+
+
+def expect_same_settings(manifest: Row, settings: Mapping[str, Any], harmless: frozenset[str] = HARMLESS) -> None:
+    """Refuse to go on under other settings than the checkpoint's, naming the difference."""
+    before, now = _flat(manifest["settings"]), _flat(json.loads(dumps(settings)))
+    differ = [
+        f"{name}: {before.get(name)!r} → {now.get(name)!r}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name) and name.partition(".")[0] not in harmless
+    ]
+    if differ:
+        found = "; ".join(differ)
+        raise CheckpointError(f"the run has other settings ({found}); go on with those, or start a new run")
+
+
+def fingerprint(tree: Mapping[str, Any]) -> str:
+    """A short name for a set of settings, or of anything JSON keeps."""
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check(state: State) -> None:
+    """Raise where a state would not come back as it went: found before the first step, not at the first save."""
+    _expect_plain(state.values, "state")
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _expect_plain(tree: Any, place: str) -> None:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{place} has the key {key!r}: JSON keeps only text keys")
+            _expect_plain(value, f"{place}.{key}")
+    elif isinstance(tree, list | tuple):
+        for i, value in enumerate(tree):
+            _expect_plain(value, f"{place}.{i}")
+    elif not (tree is None or isinstance(tree, str | bool | int | float)):
+        raise CheckpointError(
+            f"{place} is a {type(tree).__name__}, which JSON cannot keep; put arrays into State.arrays"
+        )
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> dict[str, str]:
+    """All arrays in one file. Returns which library each belongs to, so that it comes back as the same kind."""
+    tensors: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, array in arrays.items():
+        tensor = array.detach() if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
+        tensor = tensor.cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        tensors[name] = tensor.clone() if storage in seen else tensor  # tied weights: safetensors wants each its own
+        seen.add(storage)
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:  # its writer reports a full disk in words only
+        number = re.search(r"code: (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
+    _sync(path)
+    return {name: "torch" if isinstance(array, torch.Tensor) else "numpy" for name, array in arrays.items()}
+
+
+def _read(path: Path) -> Row:
+    try:
+        return read_json(path)
+    except FolderError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _step(path: Path) -> int:
+    return int(path.name.rpartition("-")[2])
+
+
+def _remove(path: Path) -> None:
+    """Under a temporary name first: a removal that is cut must not leave a damaged checkpoint."""
+    doomed = path.with_name(f"tmp-old-{path.name}")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _retain(folder: RunFolder, keep_last: int | None, keep_best: int) -> None:
+    found = steps(folder)
+    if keep_last is None:
+        return
+    kept = set(found[-max(keep_last, 1) :])
+    if keep_best:
+        scores = [(read_json(path / "manifest.json").get("score"), path) for path in found]
+        ranked = sorted((score, path) for score, path in scores if isinstance(score, int | float))
+        kept |= {path for _, path in ranked[-keep_best:]}
+    for path in found:
+        if path not in kept:
+            _remove(path)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat

@@ -1,0 +1,93 @@
+"""A step's groups as rows and arrays to look at later; what a row shows is the source's affair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from grpo.core.arrays import Array
+from grpo.protocols import RolloutSource
+from grpo.rollouts import Rollouts, Status
+from grpo.run.folder import number
+from grpo.trainer import StepReport
+
+_LARGEST = float(np.finfo(np.float16).max)
+
+
+def exhibit(
+    report: StepReport, source: RolloutSource, groups: int | None
+) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Rows and per-decision arrays of the first `groups` groups (None: all) of a step.
+
+    `logp` is of the last pass: in the first one every ratio is 1 and nothing is clipped.
+    """
+    experience = report.experience
+    names = host(experience.rollouts.group_N).tolist()
+    wanted = set(list(dict.fromkeys(names))[:groups])
+    index = [row for row, name in enumerate(names) if name in wanted]
+    rollouts = experience.rollouts.select(index)
+    gates = [experience.selected_NT, experience.open_NT]
+    arrays = {
+        "mask": rollouts.mask_NT,
+        "old_logp": rollouts.old_logp_NT,
+        "logp": report.scores.logp_NT[index],
+        "ref_logp": None if experience.ref_logp_NT is None else experience.ref_logp_NT[index],
+        "advantage": experience.advantage_NT[index],
+        "gate": experience.mask_NT[index],
+    }
+    kept = {name: _compact(array) for name, array in arrays.items() if array is not None}
+    for gate in (host(array[index]) for array in gates if array is not None):
+        kept["gate"] &= gate.astype(bool)
+    status = None if rollouts.status_N is None else host(rollouts.status_N).tolist()
+    advantage_N = _row_mean(host(experience.advantage_NT[index]), kept["mask"])
+    rows = [
+        {
+            "row": row,
+            "group": names[row],
+            "reward": _reward(rollouts, i),
+            "advantage": float(advantage_N[i]),
+            **_parts(rollouts, i),
+            "status": Status(status[i]).name.lower() if status else "ok",
+            **shown,
+        }
+        for i, (row, shown) in enumerate(zip(index, source.show(rollouts), strict=True))
+    ]
+    return rows, kept
+
+
+def host(array: Array) -> np.ndarray:
+    """Any array as a NumPy one; bfloat16, which NumPy lacks, as float32."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        array = array.float() if array.is_floating_point() else array
+        return np.asarray(array.numpy())
+    return np.asarray(array)
+
+
+def _compact(array: Array) -> np.ndarray:
+    """Booleans as they are, numbers as float16, cut to its range: enough to look at, a quarter of the space."""
+    found = host(array)
+    return found if found.dtype == bool else np.clip(found.astype(np.float32), -_LARGEST, _LARGEST).astype(np.float16)
+
+
+def _row_mean(values_NT: np.ndarray, mask_NT: np.ndarray) -> np.ndarray:
+    total_N = np.where(mask_NT, values_NT.astype(np.float32), 0.0).sum(1)
+    return np.asarray(total_N / np.maximum(mask_NT.sum(1), 1))
+
+
+def _reward(rollouts: Rollouts, row: int) -> float | None:
+    """What the trajectory got, in sum; None where it failed or only its parts are known."""
+    if not bool(host(rollouts.scored_N)[row]):
+        return None
+    total = [host(rollouts.reward_N)[row]] if rollouts.reward_N is not None else []
+    if rollouts.reward_NT is not None:
+        total.append(np.where(host(rollouts.mask_NT)[row], host(rollouts.reward_NT)[row], 0.0).sum())
+    return float(np.sum(total)) if total else None
+
+
+def _parts(rollouts: Rollouts, row: int) -> dict[str, Any]:
+    """The reward's parts where it has some; None = no opinion."""
+    if rollouts.reward_parts_NK is None:
+        return {}
+    return {"reward_parts": [number(value) for value in host(rollouts.reward_parts_NK)[row]]}

@@ -1,0 +1,271 @@
+"""What a run leaves on disk, and the reader of it. Imports no framework: the viewer needs only this file.
+
+run.json           schema, task, when, versions, seed, command line (secrets taken out)
+config.json        the resolved settings (secrets taken out)
+metrics.jsonl      one line a step, nothing that depends on the clock, null where a value is missing
+timing.jsonl       one line a step: seconds by phase
+events.jsonl       what was skipped, failed or odd: named, counted; a log, never cut back
+samples/           step-00000010.jsonl (a row a try) and .npz (its per-decision arrays, float16)
+checkpoints/       step-00000010/ and the pointer `latest`: see `grpo.run.checkpoint`
+curve.png · lock
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import secrets
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo.run.files import FolderError, Row, dumps, read_json, read_lines, write_atomic
+from grpo.run.redaction import Redactor
+
+__all__ = ["SCHEMA", "FolderError", "Row", "RunFolder", "metric_name", "number", "run_path", "versions"]
+
+SCHEMA = 1
+"""Version of the layout above. Readers refuse a newer one."""
+
+
+class RunFolder:
+    """One run's folder. Opening it reads; the loop writes, holding the lock."""
+
+    def __init__(self, path: str | os.PathLike[str], redactor: Redactor | None = None) -> None:
+        self.path = Path(path)
+        self.redactor = redactor or Redactor(environ=os.environ)
+        self.counts: Counter[str] = Counter()
+        """Events of this process, by name."""
+        self._open: dict[str, int] = {}
+
+    # --- beginning --------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def create(
+        path: str | os.PathLike[str],
+        *,
+        task: str,
+        config: Mapping[str, Any],
+        created: str,
+        seed: int,
+        argv: Sequence[str] = (),
+    ) -> RunFolder:
+        """A new run's folder. Whatever is already there is left alone: only an absent or empty folder is taken."""
+        path = Path(path).absolute()
+        redactor = Redactor(config, argv, os.environ)
+        about = {
+            "schema": SCHEMA,
+            "task": task,
+            "created": created,
+            "seed": seed,
+            "versions": versions(),
+            "argv": redactor.argv(argv),
+        }
+        # Complete under another name first, so that a folder with a run.json always has all of it.
+        made = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+                what = "already holds a run" if (path / "run.json").exists() else "is there already and not empty"
+                raise FolderError(f"{path} {what}; resume it, or choose another folder")
+            for name in ("samples", "checkpoints"):
+                (made / name).mkdir(parents=True)
+            write_atomic(made / "config.json", dumps(redactor.tree(_plain(config)), indent=2))
+            write_atomic(made / "run.json", dumps(redactor.tree(about), indent=2))
+            made.rename(path)
+        except OSError as error:
+            shutil.rmtree(made, ignore_errors=True)
+            raise FolderError(f"cannot write to {path} ({error.strerror}); choose a folder you may write to") from error
+        return RunFolder(path, redactor)
+
+    @staticmethod
+    def open(path: str | os.PathLike[str]) -> RunFolder:
+        """An existing run's folder, to read or to go on with."""
+        folder = RunFolder(path, Redactor(argv=sys.argv, environ=os.environ))
+        if not (folder.path / "run.json").is_file():
+            raise FolderError(f"{path} is no run folder: it has no run.json")
+        expect_schema(folder.about, folder.path / "run.json")
+        return folder
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def about(self) -> Row:
+        """run.json."""
+        return read_json(self.path / "run.json")
+
+    @property
+    def config(self) -> Row:
+        """The settings the run was started with."""
+        return read_json(self.path / "config.json")
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints live."""
+        return self.path / "checkpoints"
+
+    def metrics(self) -> list[Row]:
+        """One row a step."""
+        return list(read_lines(self.path / "metrics.jsonl"))
+
+    def timing(self) -> list[Row]:
+        """Seconds by phase, one row a step."""
+        return list(read_lines(self.path / "timing.jsonl"))
+
+    def events(self) -> list[Row]:
+        """What was skipped, failed or odd."""
+        return list(read_lines(self.path / "events.jsonl"))
+
+    def sample_steps(self) -> list[int]:
+        """Steps whose groups were kept."""
+        return sorted(_number(path) for path in (self.path / "samples").glob("step-*.jsonl"))
+
+    def samples(self, step: int) -> tuple[list[Row], dict[str, np.ndarray]]:
+        """The kept groups of one step: a row a try, and arrays with one row a try."""
+        path = self.path / "samples" / f"step-{step:08d}"
+        with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
+            return list(read_lines(path.with_suffix(".jsonl"))), dict(arrays)
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def append_metrics(self, step: int, metrics: Mapping[str, Any]) -> Row:
+        """One step's line. Names are made safe, what is not a finite number becomes null. Returns what was written."""
+        row: Row = {"step": step}
+        for name, value in metrics.items():
+            row[_unused(metric_name(self.redactor.text(name)), row)] = number(value)
+        self._append("metrics.jsonl", row)
+        return row
+
+    def append_timing(self, step: int, seconds: Mapping[str, float], total: float) -> None:
+        """One step's seconds by phase."""
+        self._append("timing.jsonl", {"step": step, "total": total, **seconds})
+
+    def event(self, step: int, name: str, message: str, **details: Any) -> Row:
+        """Log something worth knowing. Never raises: an event about a full disk must not be a second failure."""
+        self.counts[name] += 1
+        row = {"step": step, "event": name, "count": self.counts[name], "message": message, **details}
+        row = self.redactor.tree(row)
+        try:
+            self._append("events.jsonl", row)
+        except OSError:
+            self.counts["events_lost"] += 1
+        return row
+
+    def write_samples(
+        self, step: int, rows: Sequence[Row], arrays: Mapping[str, np.ndarray], kind: str = "step"
+    ) -> None:
+        """Keep one step's groups to look at: `kind` is part of the file name."""
+        path = self.path / "samples" / f"{kind}-{step:08d}"
+        lines = "".join(dumps(self.redactor.tree(row)) for row in rows)
+        write_atomic(path.with_suffix(".npz"), lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+        write_atomic(path.with_suffix(".jsonl"), lines)  # last: a listed step is complete
+
+    def truncate_after(self, step: int) -> None:
+        """Drop what steps after `step` left, so that doing them again gives the files of an uninterrupted run."""
+        self.close()
+        for left in self.path.rglob(".*.tmp"):  # a write that was cut
+            left.unlink()
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            path = self.path / name
+            if path.exists():
+                kept = "".join(dumps(row) for row in read_lines(path) if row["step"] <= step)
+                write_atomic(path, kept)
+        for path in (self.path / "samples").glob("step-*"):
+            if _number(path) > step:
+                path.unlink()
+
+    def sync(self) -> None:
+        """Wait until the lines written so far are on the disk: a checkpoint must not be newer than its metrics."""
+        for descriptor in self._open.values():
+            os.fsync(descriptor)
+
+    def close(self) -> None:
+        """Close the files that were appended to."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def _append(self, name: str, row: Row) -> None:
+        """One line in one write; a line that did not fit is taken back."""
+        if name not in self._open:
+            self._open[name] = os.open(self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        line, descriptor = dumps(row).encode(), self._open[name]
+        before = os.fstat(descriptor).st_size
+        try:
+            if os.write(descriptor, line) != len(line):
+                raise OSError(f"{self.path / name}: the disk took only part of a line")
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+
+
+# --- names, numbers, files ------------------------------------------------------------------------------------------
+
+
+def run_path(root: str | os.PathLike[str], name: str) -> Path:
+    """The folder for a run of this name under `root`; a name that is a path or hides itself is refused."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=-]{0,99}", name):
+        raise FolderError(f"run name {name!r:.120} is refused; use letters, digits and . _ - + = only, at most 100")
+    return Path(root) / name
+
+
+def metric_name(name: str) -> str:
+    """A name that is safe as a tag, a key and a file name in any tracker: `rewards/length`, `clip_ratio/low_mean`."""
+    parts = [re.sub(r"[^A-Za-z0-9_.@=+-]", "_", part) for part in name.split("/")]
+    parts = [part if part.strip(".") else "_" * len(part) for part in parts if part]
+    return "/".join(parts)[:100].rstrip("/") or "_"
+
+
+def _unused(name: str, row: Row) -> str:
+    """`name`, or `name_2`, … where two names became the same."""
+    tries = (name if n == 1 else f"{name}_{n}" for n in range(1, len(row) + 2))
+    return next(candidate for candidate in tries if candidate not in row)
+
+
+def number(value: Any) -> float | None:
+    """A finite float, else None: JSON has no NaN."""
+    if value is None:
+        return None
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("anygrpo", "torch", "numpy", "safetensors"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def expect_schema(about: Mapping[str, Any], path: Path) -> None:
+    """Refuse what a newer version wrote."""
+    schema = about.get("schema")
+    if not isinstance(schema, int):
+        raise FolderError(f"{path} names no schema version; it was not written by this library")
+    if schema > SCHEMA:
+        raise FolderError(
+            f"{path} was written by a newer version (schema {schema}, this one reads up to {SCHEMA}); "
+            "pip install -U anygrpo"
+        )
+
+
+def _plain(tree: Any) -> Any:
+    """Settings as JSON-able values; what JSON does not know (paths, enums) as text."""
+    return json.loads(json.dumps(tree, default=str))

@@ -1,0 +1,150 @@
+"""What a person sees meanwhile: a live line on a terminal or in a notebook, else one `key=value` line a step."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from grpo.run.folder import Row
+
+if TYPE_CHECKING:
+    from grpo.run.loop import Summary
+
+SHOWN = ("reward", "kl", "entropy", "grad_norm")
+"""Metrics that fit on a line."""
+
+
+class Progress(Protocol):
+    """Told what happens; shows it or not."""
+
+    def start(self, path: Path, done: int, steps: int) -> None: ...
+    def step(self, row: Row, seconds: float) -> None: ...
+    def finish(self, summary: Summary) -> None: ...
+    def close(self) -> None: ...
+
+
+def make_progress(kind: str | None) -> Progress:
+    """`auto` (live where there is somebody to look, else plain), `live`, `plain` or None."""
+    if kind is None:
+        return Silent()
+    if kind == "plain":
+        return Plain()
+    if kind not in ("auto", "live"):
+        raise ValueError(f"unknown progress {kind!r}; use auto, live, plain or None")
+    try:
+        from rich.console import Console  # here: a plain run needs no rich
+    except ImportError:
+        return Plain()
+    console = Console()
+    return Live(console) if kind == "live" or console.is_terminal or console.is_jupyter else Plain()
+
+
+def printable(text: object) -> str:
+    """Text from a model or a file, safe on a terminal: control and direction characters are dropped."""
+    return "".join(c if c == " " or unicodedata.category(c)[0] != "C" else "�" for c in str(text))
+
+
+class Silent:
+    """Shows nothing."""
+
+    def start(self, path: Path, done: int, steps: int) -> None:
+        """Nothing."""
+
+    def step(self, row: Row, seconds: float) -> None:
+        """Nothing."""
+
+    def finish(self, summary: Summary) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Plain(Silent):
+    """One line every `every` steps: for logs, pipes and job schedulers."""
+
+    def __init__(self, every: int = 1, file: TextIO | None = None) -> None:
+        self._every, self._file, self._steps = every, file, 0
+
+    def start(self, path: Path, done: int, steps: int) -> None:
+        """Where the results will be."""
+        self._steps = steps
+        self._print(f"run={path} step={done} steps={steps}")
+
+    def step(self, row: Row, seconds: float) -> None:
+        """step=10/100 reward=0.5 kl=0.01 seconds=0.2"""
+        if row["step"] % self._every == 0 or row["step"] == self._steps:
+            self._print(" ".join([f"step={row['step']}/{self._steps}", *_pairs(row), f"seconds={seconds:.3g}"]))
+
+    def finish(self, summary: Summary) -> None:
+        """One line for each thing worth knowing at the end."""
+        for name, value in summary_rows(summary):
+            self._print(f"{name.replace(' ', '_')}={value}")
+
+    def _print(self, line: str) -> None:
+        print(printable(line), file=self._file or sys.stdout, flush=True)
+
+
+class Live:
+    """A bar with step, reward, KL, speed and time left, and a table at the end."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._console = console
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.fields[speed]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=4,
+        )
+        self._task: Any = None
+
+    def start(self, path: Path, done: int, steps: int) -> None:
+        """Where the results will be, then the bar."""
+        from rich.text import Text
+
+        self._console.print(Text(printable(path)))
+        self._bar.start()
+        self._task = self._bar.add_task("", total=steps, completed=done, speed="")
+
+    def step(self, row: Row, seconds: float) -> None:
+        """Move the bar."""
+        text = printable(" ".join(_pairs(row)))
+        self._bar.update(self._task, completed=row["step"], description=text, speed=f"{1 / max(seconds, 1e-9):.3g}/s")
+
+    def finish(self, summary: Summary) -> None:
+        """The table."""
+        from rich.table import Table
+        from rich.text import Text
+
+        self.close()
+        table = Table(show_header=False)
+        for name, value in summary_rows(summary):
+            table.add_row(Text(name), Text(printable(value)))
+        self._console.print(table)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._bar.stop()
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """What is worth knowing at the end, and where the results are."""
+    rows = [("ended", summary.reason), ("steps", str(summary.step)), ("seconds", f"{summary.seconds:.1f}")]
+    rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics)]  # type: ignore[misc]
+    rows += [(f"event {name}", str(count)) for name, count in sorted(summary.events.items())]
+    rows.append(("checkpoint", str(summary.checkpoint.name) if summary.checkpoint else "none"))
+    curve = summary.folder / "curve.png"
+    return [*rows, *([("curve", str(curve))] if curve.exists() else []), ("results", str(summary.folder))]
+
+
+def _pairs(row: Row) -> list[str]:
+    found = [name for name in SHOWN if row.get(name) is not None]
+    return [f"{name}={row[name]:.4g}" for name in found]

@@ -1,0 +1,262 @@
+"""What the loop does around one step, one method each, and what these share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grpo.run import checkpoint, signals
+from grpo.run.budget import WINDOW, FailureBudget
+from grpo.run.exhibits import exhibit
+from grpo.run.files import Row
+from grpo.run.folder import RunFolder, versions
+from grpo.run.seeding import seed_all
+from grpo.run.sinks import Mirrors
+from grpo.trainer import Diverged, GRPOTrainer, StepReport
+
+MAX_UNSAVED = 3
+"""Checkpoints in a row that may fail before the run stops."""
+
+EXIT_CODES = {"done": 0, "stopped": 0, signals.PREEMPTED: 75, signals.INTERRUPTED: 130}
+"""By reason; anything else is 1."""
+
+
+class SamplesFailed(RuntimeError):
+    """Samples failed on the first step, where it is still cheap to find out why."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended and where its results are."""
+
+    reason: str
+    """done · stopped (by `stop`) · interrupted · preempted · failures (over budget) · unsaved (disk)"""
+    step: int
+    folder: Path
+    checkpoint: Path | None
+    metrics: Row = field(default_factory=dict)
+    """Of the last step."""
+    events: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """What a command should return."""
+        return EXIT_CODES.get(self.reason, 1)
+
+
+class Stopwatch:
+    """Handed to the trainer as `phase`: seconds by name since the last `take`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def take(self) -> dict[str, float]:
+        """What was measured; start anew."""
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+
+class Session:
+    """One process's part of a run, from its beginning or a checkpoint to its end."""
+
+    def __init__(
+        self,
+        trainer: GRPOTrainer,
+        folder: RunFolder,
+        keep_last: int | None,
+        keep_best: int,
+        best_by: str,
+        failure_budget: float,
+        at: Callable[[str], None],
+    ) -> None:
+        self.trainer, self.folder, self.at = trainer, folder, at
+        self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
+        self.budget = FailureBudget(failure_budget)
+        self.watch = Stopwatch()
+        """Handed to the trainer as `phase`."""
+        self.reason: str | None = None
+        self.seconds = 0.0
+        self.mirrors = Mirrors(folder)
+        self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
+        self._latest: Row = {}
+        self._saved: int | None = None
+        self._unsaved = 0
+        self._samples_off = False
+        self._began = time.perf_counter()
+
+    def begin(self, resume: bool | int, harmless: frozenset[str]) -> None:
+        """Take up the run where its checkpoint left it, or make sure that there is nothing to overwrite."""
+        trainer, folder = self.trainer, self.folder
+        checkpoint.check(trainer.state())
+        if resume is not False:
+            found = checkpoint.resume_point(folder, None if resume is True else resume)
+            if found is not None:
+                checkpoint.expect_same_settings(found.manifest, self.settings, harmless)
+                trainer.load_state(found.state)
+                self._saved = found.step
+                if found.manifest["versions"] != versions():
+                    folder.event(
+                        found.step, "versions_changed", "bit-exact resume is promised on the same versions only"
+                    )
+            elif trainer.steps_done:
+                ahead = f"the trainer has done {trainer.steps_done} steps"
+                raise checkpoint.CheckpointError(f"{folder.path} has no checkpoint and {ahead}; build it anew")
+            checkpoint.sweep(folder, after=trainer.steps_done)
+            folder.truncate_after(trainer.steps_done)
+            folder.event(trainer.steps_done, "resumed", f"from {found.path.name if found else 'the start'}")
+        before = folder.metrics()
+        done = before[-1]["step"] if before else 0
+        if resume is False and (before or checkpoint.steps(folder)) and done != trainer.steps_done:
+            held = f"{folder.path} already holds {done} steps, the trainer has done {trainer.steps_done}"
+            raise checkpoint.CheckpointError(f"{held}; pass resume=True, or create another folder")
+        if resume is not False and done != trainer.steps_done:
+            folder.event(trainer.steps_done, "metrics_incomplete", f"metrics.jsonl ends at step {done}")
+        for row in before:
+            self._latest |= {name: value for name, value in row.items() if value is not None}
+        self.budget.replay(before[-WINDOW:])
+
+    def step(self) -> StepReport:
+        """One step from its own seed."""
+        began = time.perf_counter()
+        self.at("step")
+        seed_all(self.trainer.config.seed, self.trainer.steps_done, "train")
+        try:
+            report = self.trainer.step()
+        except Diverged as error:
+            self._dump(error)
+            raise
+        self.seconds = time.perf_counter() - began
+        return report
+
+    def record(self, report: StepReport, evaluate: Callable[[int], Mapping[str, Any]] | None) -> Row:
+        """The step's lines, then the mirrors."""
+        metrics = {"samples": len(report.experience), **report.metrics}
+        if evaluate is not None:
+            began = time.perf_counter()
+            with self.watch("evaluate"):
+                seed_all(self.trainer.config.seed, report.step, "evaluate")
+                found = evaluate(report.step)
+            self.seconds += time.perf_counter() - began
+            metrics |= {name if name.startswith("eval/") else f"eval/{name}": value for name, value in found.items()}
+        row = self.folder.append_metrics(report.step, metrics)
+        self.folder.append_timing(report.step, self.watch.take(), self.seconds)
+        self._latest |= {name: value for name, value in row.items() if value is not None}
+        if report.metrics.get("updates_skipped"):
+            self.folder.event(
+                report.step, "updates_skipped", f"{report.metrics['updates_skipped']:.0f} updates left out"
+            )
+        self.mirrors.log(report.step, row)
+        return row
+
+    def sample(self, report: StepReport, groups: int | None) -> None:
+        """Keep some groups to look at; the first thing to be given up when the disk is full."""
+        if self._samples_off:
+            return
+        try:
+            self.folder.write_samples(report.step, *exhibit(report, self.trainer.source, groups))
+        except OSError as error:
+            self._samples_off = True
+            self.folder.event(report.step, "samples_off", f"no groups are kept from here on: {error}")
+
+    def judge(self, report: StepReport) -> None:
+        """Failed samples: an error on the first step, then counted against the budget."""
+        failed, samples = report.metrics.get("failed") or 0.0, float(len(report.experience))
+        self.budget.add(failed, report.metrics.get("samples") or samples)
+        if not failed:
+            return
+        message = f"{failed:.0f} of {samples:.0f} samples failed{self._why(report)}"
+        self.folder.event(report.step, "samples_failed", message)
+        if report.step == 1:
+            raise SamplesFailed(f"on the first step {message}")
+        if self.budget.spent():
+            self.end("failures")
+            verdict = f"{self.budget.failed:.0f} samples failed in {WINDOW} steps, {self.budget.allowed:.0f} may"
+            self.folder.event(report.step, "failure_budget_spent", verdict)
+
+    def end(self, reason: str) -> None:
+        """Why the loop ends; the first reason stands."""
+        self.reason = self.reason or reason
+
+    def save(self) -> None:
+        """Publish a checkpoint of the step just done; a full disk is survived a few times."""
+        step = self.trainer.steps_done
+        if self._saved == step or step == 0:
+            return
+        try:
+            self.folder.sync()
+            checkpoint.save(
+                self.folder,
+                self.trainer.state(),
+                step,
+                settings=self.settings,
+                score=self._score(step),
+                keep_last=self.keep_last,
+                keep_best=self.keep_best,
+                at=self.at,
+            )
+        except OSError as error:
+            self._unsaved += 1
+            self.folder.event(step, "checkpoint_failed", f"step {step} was not saved, the older ones are kept: {error}")
+            if self.reason is not None or self._unsaved >= MAX_UNSAVED:
+                self.reason = "unsaved"
+            return
+        self._saved, self._unsaved = step, 0
+
+    def draw(self) -> None:
+        """curve.png, if it can be drawn."""
+        try:
+            from grpo.run.plot import draw  # here: it loads matplotlib
+
+            draw(self.folder)
+        except (ImportError, OSError, ValueError) as error:
+            self.folder.event(self.trainer.steps_done, "no_curve", f"curve.png was not drawn: {error}")
+
+    def summary(self) -> Summary:
+        """How it ended."""
+        path = None if self._saved is None else self.folder.checkpoints / f"step-{self._saved:08d}"
+        rows = self.folder.metrics()
+        return Summary(
+            self.reason or "done",
+            self.trainer.steps_done,
+            self.folder.path,
+            path,
+            rows[-1] if rows else {},
+            dict(self.folder.counts),
+            time.perf_counter() - self._began,
+        )
+
+    def _score(self, step: int) -> float | None:
+        """The last known value of the metric `best_by`, turned so that higher is better."""
+        if not self.keep_best:
+            return None
+        name = self.best_by.removeprefix("-")
+        value = self._latest.get(name)
+        if value is None:
+            self.folder.event(step, "best_by_missing", f"no step has reported {name!r} yet")
+            return None
+        return -value if self.best_by.startswith("-") else float(value)
+
+    def _why(self, report: StepReport) -> str:
+        """What the source shows of the first failed row."""
+        rows, _ = exhibit(report, self.trainer.source, None)
+        return next((f": {row['error']}" for row in rows if row["status"] == "failed" and "error" in row), "")
+
+    def _dump(self, error: Diverged) -> None:
+        """The metrics and arrays of the step that did it, for looking at."""
+        self.record(error.report, None)
+        self.folder.event(error.report.step, "diverged", str(error))
+        shown = exhibit(error.report, self.trainer.source, None)
+        self.folder.write_samples(error.report.step, *shown, kind="diverged")

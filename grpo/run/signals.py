@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM as a polite request: the step in flight is finished, a checkpoint published, then the run ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+INTERRUPTED, PREEMPTED = "interrupted", "preempted"
+
+
+class StopSignals:
+    """While entered, the first SIGINT or SIGTERM is noted in `reason`; a further Ctrl-C leaves at once.
+
+    A further SIGTERM changes nothing: schedulers send several. Handlers found on entry are put back, for notebooks.
+    Python allows handlers in the main thread only; elsewhere this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._asked)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            # None: set by something that is not Python, and cannot be put back from here
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before.clear()
+
+    def _asked(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.reason is not None:
+            raise KeyboardInterrupt
+        self.reason = self.reason or (INTERRUPTED if number == signal.SIGINT else PREEMPTED)

@@ -1,0 +1,289 @@
+"""A function in other processes: timed, killable, its failures data. For rewards, environments, graders.
+
+    Pool(function, workers=4, timeout=30).map(items)  →  [Outcome, …] in the order of the items
+
+A call that raises, exits, hangs (also in C, also ignoring SIGTERM) or takes its process down costs that one item:
+the worker is killed and replaced. What a call does to its working directory, environment, global generators or
+arguments stays in its process and ends with the call.
+
+Parent and worker talk through an anonymous pipe that no other process can open. Each message is what the standard
+library's `multiprocessing` makes of plain values; nothing is kept on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, util
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+START_TIMEOUT = 120.0
+"""Seconds a new process may take to load what the function needs."""
+ORPHAN_GRACE = 5.0
+"""Seconds over the limit after which a worker whose parent is gone ends itself."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one call."""
+
+    value: Any = None
+    error: str | None = None
+    """None: it worked. Else one line that names the function and what happened."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a value."""
+        return self.error is None
+
+
+class CannotStart(RuntimeError):
+    """A worker process that could not load the function."""
+
+
+class Worker:
+    """One process that runs one function, one call at a time; replaced after a kill."""
+
+    def __init__(self, function: Callable[[Any], Any], timeout: float, context: Any) -> None:
+        self._function, self._timeout, self._context = function, timeout, context
+        self._deadline = 0.0
+        self._start()
+
+    def _start(self) -> None:
+        self.pipe, theirs = self._context.Pipe()
+        self._process = self._context.Process(
+            target=_serve,
+            args=(theirs, self._function, self._timeout + ORPHAN_GRACE),
+            daemon=True,
+            name=f"worker {_name(self._function)}",
+        )
+        self._process.start()
+        theirs.close()
+        self._ready = False
+
+    def wait_ready(self) -> None:
+        """Return once the function is loaded over there."""
+        if self._ready:
+            return
+        try:
+            if not self.pipe.poll(START_TIMEOUT):
+                raise CannotStart(f"no sign of life in {START_TIMEOUT:g} s")
+            problem = self.pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(1)
+            problem = (
+                f"the new process ended with code {self._process.exitcode}; a script that starts workers needs "
+                "`if __name__ == '__main__':` around its own work"
+            )
+        if problem is not None:
+            raise CannotStart(str(problem))
+        self._ready = True
+
+    def ask(self, item: Any, seed: str) -> Outcome | None:
+        """Begin a call. An outcome at once means that it could not begin."""
+        try:
+            message = bytes(ForkingPickler.dumps((item, seed)))
+        except Exception as error:  # anything a user's class may raise
+            return Outcome(error=f"{_name(self._function)}: its argument cannot be sent ({_line(error)})")
+        try:
+            self.wait_ready()
+        except CannotStart as error:
+            self.restart()
+            return Outcome(error=f"{_name(self._function)}: {error}")
+        self._deadline = time.monotonic() + self._timeout
+        with contextlib.suppress(OSError):  # already dead: `answer` finds out
+            self.pipe.send_bytes(message)
+        return None
+
+    def answer(self) -> Outcome:
+        """The outcome, when `pipe` has one or has closed."""
+        try:
+            return Outcome(*self.pipe.recv())
+        except (EOFError, OSError):
+            self._process.join(5)
+            code = self._process.exitcode
+            self.restart()
+            return Outcome(error=f"{_name(self._function)}: its process died (exit code {code})")
+        except Exception as error:  # a value that cannot be made again on this side
+            return Outcome(error=f"{_name(self._function)}: its value cannot be read ({_line(error)})")
+
+    def seconds_left(self) -> float:
+        """Until the call is too slow."""
+        return self._deadline - time.monotonic()
+
+    def give_up(self) -> Outcome:
+        """Kill a call that is too slow."""
+        self.restart()
+        return Outcome(error=f"{_name(self._function)}: no answer in {self._timeout:g} s, killed")
+
+    def restart(self) -> None:
+        """A fresh process."""
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        """End the process, and what it started, whatever it is doing."""
+        self.pipe.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError, TypeError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads its own group, see `_serve`
+        self._process.kill()  # in case it had not got that far
+        self._process.join()
+        self._process.close()
+
+
+class Pool:
+    """Several workers for one function.
+
+    A function that cannot be sent to another process (a lambda, something defined in a notebook) runs here instead,
+    without a time limit, after one warning.
+    """
+
+    def __init__(
+        self, function: Callable[[Any], Any], workers: int = 2, timeout: float = 30.0, start: str = "spawn"
+    ) -> None:
+        if workers < 1 or timeout <= 0:
+            raise ValueError(f"a pool needs workers ≥ 1 and timeout > 0, got {workers} and {timeout}")
+        self._function = function
+        self._workers: list[Worker] = []
+        self._closed = False
+        # Before multiprocessing's own exit handler, which would wait for ever for a worker that ignores SIGTERM.
+        self._at_exit = util.Finalize(self, _close_all, (self._workers,), exitpriority=100)
+        try:
+            ForkingPickler.dumps(function)
+            context = multiprocessing.get_context(start)
+            self._workers += [Worker(function, timeout, context) for _ in range(workers)]
+            self._workers[0].wait_ready()
+        except Exception as error:  # each kind of object fails to be sent in its own way
+            _close_all(self._workers)
+            warnings.warn(
+                f"{_name(function)} cannot run in another process ({_line(error)}): it runs in this one, without a "
+                "time limit; define it at the top of a module to change that",
+                stacklevel=2,
+            )
+
+    @property
+    def inline(self) -> bool:
+        """Whether calls run in this process."""
+        return not self._workers
+
+    def map(self, items: Iterable[Any], seed: str = "0") -> list[Outcome]:
+        """One outcome an item, in their order. Global generators are seeded from (seed, position) before each call."""
+        if self._closed:
+            raise RuntimeError("the pool is closed")
+        if self.inline:
+            return [_call(self._function, item) for item in items]
+        todo = list(items)
+        found: list[Outcome | None] = [None] * len(todo)
+        waiting, idle = list(range(len(todo)))[::-1], list(self._workers)
+        busy: dict[Worker, int] = {}
+        while waiting or busy:
+            while waiting and idle:
+                at, worker = waiting.pop(), idle.pop()
+                found[at] = worker.ask(todo[at], f"{seed}/{at}")
+                if found[at] is None:
+                    busy[worker] = at
+                else:
+                    idle.append(worker)
+            for worker, outcome in _finished(list(busy)):
+                found[busy.pop(worker)] = outcome
+                idle.append(worker)
+        return [outcome for outcome in found if outcome is not None]
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._closed = True
+        self._at_exit()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _finished(busy: Sequence[Worker]) -> list[tuple[Worker, Outcome]]:
+    """Wait for the first answers or the next deadline."""
+    if not busy:
+        return []
+    limit = max(0.0, min(worker.seconds_left() for worker in busy))
+    ready = set(connection.wait([worker.pipe for worker in busy], limit))
+    done = [(worker, worker.answer()) for worker in busy if worker.pipe in ready]
+    late = [worker for worker in busy if worker.pipe not in ready and worker.seconds_left() <= 0]
+    return done + [(worker, worker.give_up()) for worker in late if worker not in dict(done)]
+
+
+def _close_all(workers: list[Worker]) -> None:
+    while workers:
+        workers.pop().close()
+
+
+# --- in the worker --------------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: float) -> None:
+    """Answer calls until the parent closes its end."""
+    os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what the function starts
+    pipe.send(None)
+    home, environment = os.getcwd(), dict(os.environ)
+    with open(os.devnull, "w") as nowhere:
+        while True:
+            try:
+                item, seed = pipe.recv()
+            except (EOFError, OSError):
+                return
+            except Exception as error:  # an argument that cannot be made again on this side
+                pipe.send((None, f"{_name(function)}: its argument cannot be read ({_line(error)})"))
+                continue
+            _seed(seed)
+            # A thread of the interpreter's own, which needs no GIL: ends the process should the parent be gone.
+            faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
+            outcome = _call(function, item)
+            faulthandler.cancel_dump_traceback_later()
+            try:
+                pipe.send((outcome.value, outcome.error))
+            except OSError:
+                return
+            except Exception as error:  # a value that cannot be sent
+                pipe.send((None, f"{_name(function)}: its value cannot be sent ({_line(error)})"))
+            os.chdir(home)
+            os.environ.clear()
+            os.environ.update(environment)
+
+
+def _call(function: Callable[[Any], Any], item: Any) -> Outcome:
+    try:
+        return Outcome(function(item))
+    except BaseException as error:  # also sys.exit: a reward has no say in when training ends
+        if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
+            raise  # a person's Ctrl-C, while running inline
+        return Outcome(error=f"{_name(function)}: {_line(error)}")
+
+
+def _seed(seed: str) -> None:
+    """The generators that are loaded, so that a value does not depend on which worker made it."""
+    random.seed(seed)
+    number = random.getrandbits(32)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(number)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def _line(error: BaseException) -> str:
+    """An exception in one short line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,75 @@
+"""Calls a worker must survive. A module of its own, so that workers load it and nothing heavy."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+
+def behave(what):
+    """Do what the item says."""
+    return {
+        "raises": raises,
+        "exits": lambda: os.sys.exit(0),
+        "ends": lambda: os._exit(3),
+        "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "sleeps": lambda: time.sleep(1000),
+        "spins": spins,
+        "deaf": deaf,
+        "stuck in C": lambda: sum(range(10**14)),
+        "unsendable": lambda: lambda: None,
+        "moves": moves,
+        "big": lambda: "x" * 3_000_000,
+        "odd text": lambda: "\0\x1b[31m\ud800",
+        "interrupt": interrupt,
+        "draw": random.random,
+        "where": lambda: (os.getcwd(), os.environ.get("MOVED")),
+        "pid": os.getpid,
+    }[what]()
+
+
+def raises():
+    raise ValueError("no\nsuch reward")
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def spins():
+    while True:
+        pass
+
+
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    spins()
+
+
+def moves():
+    os.chdir("/")
+    os.environ["MOVED"] = "1"
+    return "moved"
+
+
+def starts_another(path):
+    started = subprocess.Popen(["sleep", "1000"])
+    with open(path, "w") as file:
+        file.write(str(started.pid))
+    spins()
+
+
+def clear(items):
+    items.clear()
+
+
+class Unreadable:
+    """Goes out, cannot come back."""
+
+    def __reduce__(self):
+        return (int, ("not a number",))
+
+
+def give_unreadable(_):
+    return Unreadable()

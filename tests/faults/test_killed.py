@@ -1,0 +1,66 @@
+"""`kill -9` anywhere, then resume: the same weights, optimizer, metrics and samples, byte for byte."""
+
+import random
+import signal
+
+import pytest
+
+from grpo.run.checkpoint import POINTS
+from grpo.run.folder import RunFolder
+from tests.faults.tiny import fingerprint
+
+KILL = signal.SIGKILL.value
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_every_point_of_a_save(point, nth, forge, whole, tmp_path):
+    path = tmp_path / "run"
+    assert forge(path, hurt=[[point, nth, KILL]])["code"] == -KILL
+    assert forge(path)["code"] == 0
+    assert fingerprint(path) == whole[1]
+    assert not [left.name for left in (path / "checkpoints").iterdir() if left.name.startswith(("tmp", "aside"))]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_random_moments(seed, forge, whole, tmp_path):
+    path, moment = tmp_path / "run", whole[2] * random.Random(seed).random()
+    assert forge(path, kill_after=moment)["code"] in (0, -KILL)
+    assert forge(path)["code"] == 0
+    assert fingerprint(path) == whole[1]
+
+
+def test_killed_again_and_again(forge, whole, tmp_path):
+    """Each life gets two steps further; no life reaches a checkpoint of its own but the save it dies after."""
+    path = tmp_path / "run"
+    for _ in range(4):
+        assert forge(path, hurt=[["rename", 1, KILL]])["code"] == -KILL
+    assert forge(path)["code"] == 0
+    assert fingerprint(path) == whole[1]
+
+
+def test_killed_inside_a_step_without_any_checkpoint(forge, whole, tmp_path):
+    path = tmp_path / "run"
+    assert forge(path, hurt=[["step", 3, KILL]])["code"] == -KILL
+    assert len(RunFolder.open(path).metrics()) == 2
+    assert forge(path)["code"] == 0
+    assert fingerprint(path) == whole[1]
+
+
+def test_a_different_seed_is_a_different_run(whole, tmp_path):
+    """The fingerprint can tell runs apart: the tests above compare something."""
+    from tests.faults.tiny import QUICK, make_folder, make_trainer, run
+
+    run(make_trainer(seed=8), 12, make_folder(tmp_path / "run"), **QUICK)
+    assert fingerprint(tmp_path / "run") != whole[1]
+
+
+def test_the_same_seed_twice_is_the_same_file(forge, whole, tmp_path):
+    forge(tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
+    assert b"seconds" not in (whole[0] / "metrics.jsonl").read_bytes()
+
+
+def test_a_second_process_is_refused_and_named(forge, tmp_path):
+    assert forge(tmp_path / "run", second=True)["code"] == 77
+    assert forge(tmp_path / "run")["code"] == 0  # the lock went with the process that held it

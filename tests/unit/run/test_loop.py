@@ -1,0 +1,135 @@
+"""The loop: what it leaves, what it returns, what it refuses."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.run.budget import FailureBudget
+from grpo.run.checkpoint import CheckpointError
+from grpo.run.folder import RunFolder
+from grpo.run.lock import Busy, locked
+from grpo.run.seeding import derive, seed_all
+from tests.faults.tiny import QUICK, make_folder, make_trainer, run, train
+
+
+def test_a_run_learns_and_leaves_everything(tmp_path):
+    trainer, folder = make_trainer(learning_rate=0.3, group_size=16), make_folder(tmp_path / "run")
+    summary = run(trainer, 40, folder, **QUICK | {"curve": True})
+    assert (summary.reason, summary.step, summary.exit_code) == ("done", 40, 0)
+    rows = folder.metrics()
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert np.mean([row["reward"] for row in rows[-5:]]) > np.mean([row["reward"] for row in rows[:5]]) + 0.2
+    assert {"collect", "reference", "update", "total"} <= set(folder.timing()[0])
+    assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert summary.metrics == rows[-1]
+    assert summary.checkpoint.name == "step-00000040"
+
+
+def test_samples_hold_what_there_is_to_see(tmp_path):
+    folder = make_folder(tmp_path / "run")
+    run(make_trainer(), 5, folder, **QUICK | {"sample_groups": 1})
+    rows, arrays = folder.samples(5)
+    assert len(rows) == 4
+    assert {row["group"] for row in rows} == {0}
+    assert {"row", "group", "reward", "advantage", "status", "state", "action"} <= set(rows[0])
+    assert abs(sum(row["advantage"] for row in rows)) < 1e-5
+    assert set(arrays) == {"mask", "old_logp", "logp", "ref_logp", "advantage", "gate"}
+    assert {array.shape for array in arrays.values()} == {(4, 1)}
+    assert arrays["logp"].dtype == np.float16
+    assert (arrays["logp"] != arrays["old_logp"]).any()  # of the last pass
+
+
+def test_a_folder_that_holds_steps_is_not_written_over(tmp_path):
+    train(tmp_path / "run", 3)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"already holds 3 steps.*resume=True"):
+        train(tmp_path / "run", 3, resume=False)
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_same_trainer_may_go_on_in_its_folder(tmp_path):
+    trainer, folder = make_trainer(), make_folder(tmp_path / "run")
+    run(trainer, 3, folder, **QUICK)
+    assert run(trainer, 5, folder, **QUICK).step == 5
+    train(tmp_path / "whole", 5)
+    files = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("run", "whole")]
+    assert files[0] == files[1]
+
+
+def test_a_used_trainer_cannot_begin_an_empty_run_again(tmp_path):
+    trainer = make_trainer()
+    trainer.step()
+    with pytest.raises(CheckpointError, match="build it anew"):
+        run(trainer, 3, make_folder(tmp_path / "run"), resume=True, **QUICK)
+
+
+def test_stop_ends_with_a_checkpoint(tmp_path):
+    summary, _ = train(tmp_path / "run", stop=lambda report: report.step == 4)
+    assert (summary.reason, summary.exit_code, summary.checkpoint.name) == ("stopped", 0, "step-00000004")
+
+
+def test_the_best_are_kept_by_metric(tmp_path):
+    scores = iter([5.0, 1.0, 2.0, 3.0])
+    options = {"evaluate": lambda step: {"score": next(scores)}, "evaluate_every": 3, "keep_last": 1, "keep_best": 1}
+    train(tmp_path / "run", best_by="-eval/score", **options)
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert names == ["step-00000006", "step-00000012"]
+
+
+def test_a_metric_that_never_comes_is_reported(tmp_path):
+    summary, _ = train(tmp_path / "run", keep_best=1, best_by="rewrad")
+    assert summary.events["best_by_missing"] == 4
+
+
+def test_wrong_use_is_refused(tmp_path):
+    for wrong in ({"evaluate_every": 2}, {"checkpoint_every": 0}, {"progress": "loud"}):
+        with pytest.raises(ValueError):
+            train(tmp_path / "run", **wrong)
+
+
+def test_the_trainers_stopwatch_is_given_back(tmp_path):
+    trainer = make_trainer()
+    before = trainer.phase
+    run(trainer, 1, make_folder(tmp_path / "run"), **QUICK)
+    assert trainer.phase is before
+
+
+def test_one_holder_at_a_time(tmp_path):
+    with locked(tmp_path), pytest.raises(Busy, match="in use by process"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_seeds_are_fixed_and_apart():
+    assert derive(0, 0, "train") == 344891775994632878
+    seeds = {derive(seed, step, stream) for seed in range(9) for step in range(9) for stream in ("train", "evaluate")}
+    assert len(seeds) == 162
+
+
+def test_every_generator_is_seeded():
+    draws = []
+    for _ in range(2):
+        seed_all(3, 4)
+        draws.append((random.random(), np.random.rand(), torch.rand(()).item()))
+    seed_all(3, 5)
+    assert draws[0] == draws[1] != (random.random(), np.random.rand(), torch.rand(()).item())
+
+
+def test_the_budget_counts_a_window():
+    budget = FailureBudget(0.01)
+    budget.add(8, 8)
+    assert not budget.spent()  # 8 of 800 in a full window
+    budget.add(1, 8)
+    assert budget.spent()
+    for _ in range(100):
+        budget.add(0, 8)
+    assert budget.failed == 0
+
+
+def test_resume_is_told(tmp_path):
+    train(tmp_path / "run", 4)
+    train(tmp_path / "run", 6)
+    assert [e["message"] for e in RunFolder.open(tmp_path / "run").events()] == ["from step-00000004"]
