@@ -10,8 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-train: $(READY) ## train a small softmax policy with the one-file example
-	$(BIN)/python examples/one_file_grpo.py
+train: $(READY) ## train on the changing bandit; results go to runs/
+	$(BIN)/grpo train bandit
 
 test: $(READY) ## run the whole test suite
 	$(BIN)/python -m pytest
@@ -25,8 +25,9 @@ lint: $(READY) ## ruff, import directions, types
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
-bench: $(READY) ## time the objective against the same loss written inline
+bench: $(READY) ## time the objective and the trainer against the same mathematics inline
 	$(BIN)/python bench/core_overhead.py
+	$(BIN)/python bench/trainer_overhead.py
 
 docs: $(READY) ## write the generated pages, then build HTML into docs/_build/html
 	$(BIN)/python docs/make_pages.py

@@ -1,52 +1,176 @@
-"""The command line: `grpo presets --recipes [NAME ...]` prints the table of named variants."""
+"""The command line: grpo train | presets | config | doctor."""
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from grpo import __version__
 
-OK, BAD_USAGE = 0, 2
+OK, FAILED, BAD_SETTINGS = 0, 1, 2
+
+TRAIN = """\
+The first words are presets or YAML files, applied from left to right: a task first, then variations.
+Any setting can follow as a flag, in our spelling or another system's, with - or _ :
+
+  grpo train bandit
+  grpo train bandit grpo_kl --beta 0.1 --epsilon 0.2 --num-generations 4 --loss-type dr_grpo
+  grpo train bandit my.yaml --set algorithm.kl_beta=0.02 --run.steps 200
+  grpo train --resume runs/bandit-20261115-101500
+
+Ctrl-C finishes the step, saves and stops; --resume goes on exactly there.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, or 2 for bad usage."""
-    arguments = _parser().parse_args(argv)
+    """Run one command and return its exit code: 0 done, 1 failed, 2 bad settings, 75 preempted, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser, presets = _parser(), []
+    if words and words[0] in ("train", "config"):  # by hand: argparse would take a setting's value for a preset
+        while len(words) > 1 and not words[1].startswith("-"):
+            presets.append(words.pop(1))
+    arguments, rest = parser.parse_known_args(words)
+    arguments.presets = presets
+    if rest and arguments.run not in (_train, _config):
+        parser.error(f"unrecognised argument {rest[0]}")
     try:
-        code = _presets(arguments.recipes)
+        code = arguments.run(arguments, rest)
         sys.stdout.flush()
+        return int(code)
     except BrokenPipeError:
         # The reader (`| head`) has had enough. The interpreter flushes once more at exit: give it a sink.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = OK
-    return code
+        return OK
+    except ValueError as error:  # ConfigError, unknown recipe: what was asked for is wrong
+        print(f"grpo: {error}", file=sys.stderr)
+        return BAD_SETTINGS
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="grpo", description="Group Relative Policy Optimization.")
+    parser = argparse.ArgumentParser(prog="grpo", description="Group Relative Policy Optimization.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"grpo {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    presets = commands.add_parser("presets", help="print what can be chosen by name")
-    presets.add_argument(
-        "--recipes",
-        nargs="*",
-        required=True,
-        metavar="NAME",
-        help="the named variants of the algorithm and what each fixes; all of them, or those given",
+
+    def command(
+        name: str, run: Callable[..., int], summary: str, words: str = "", **more: Any
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(
+            name, help=summary, description=summary, allow_abbrev=False,
+            usage=f"grpo {name} {words} [options]" if words else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter, **more,
+        )  # fmt: skip
+        made.set_defaults(run=run)
+        return made
+
+    train = command(
+        "train",
+        _train,
+        "train something and keep everything it leaves",
+        "PRESET|FILE … [--setting value …]",
+        epilog=TRAIN,
     )
+    train.add_argument("--resume", metavar="FOLDER", help="go on with a run exactly where it stopped")
+    train.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE", help="one setting, by its path")
+    train.add_argument("--configs", nargs="+", default=[], metavar="PRESET", help="the same as naming presets first")
+    train.add_argument("--settings", action="store_true", help="explain every setting, and stop")
+
+    config = command(
+        "config", _config, "print the resolved settings and where each came from", "PRESET|FILE … [--setting value …]"
+    )
+    config.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")
+    config.add_argument("--dialects", action="store_true", help="print other systems' spellings and what they become")
+    config.add_argument("--all", action="store_true", help="also the settings that are at their default")
+
+    presets = command("presets", _presets, "print what can be chosen by name")
+    presets.add_argument(
+        "--recipes", nargs="*", metavar="NAME", help="the algorithm table: what each variant fixes; all rows, or these"
+    )
+    doctor = command("doctor", _doctor, "look at this machine: versions, device, extras, folders")
+    doctor.add_argument("--logdir", default="runs", metavar="FOLDER", help="where runs would be written")
     return parser
 
 
-def _presets(names: Sequence[str]) -> int:
-    from grpo.recipes import table_text  # here, so that --help stays immediate
+# --- commands: everything heavy is imported inside, so that --help is immediate --------------------------------------
 
-    try:
-        print(table_text(names))
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return BAD_USAGE
+
+def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if arguments.settings:
+        from grpo.app.explain import settings_text
+
+        print(settings_text())
+        return OK
+    from grpo.app.builders import resume, start
+
+    if arguments.resume:
+        if arguments.presets or arguments.configs:
+            raise ValueError("--resume takes its settings from the run folder; leave the presets out")
+        return resume(Path(arguments.resume), _flags(arguments.set, rest))
+    return start(_resolved(arguments, rest))
+
+
+def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if arguments.dialects:
+        from grpo.dialects import table_text
+
+        print(table_text())
+        return OK
+    from grpo.app.explain import resolved_text
+
+    print(resolved_text(_resolved(arguments, rest), everything=arguments.all))
     return OK
+
+
+def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if arguments.recipes is None:
+        from grpo.app.explain import presets_text
+
+        print(presets_text())
+        return OK
+    from grpo.recipes import table_text
+
+    print(table_text(arguments.recipes))
+    return OK
+
+
+def _doctor(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.app.doctor import findings, report
+
+    found = findings(Path(arguments.logdir))
+    print(report(found))
+    return FAILED if any(item.level == "problem" for item in found) else OK
+
+
+def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
+    from grpo.app.builders import configs
+    from grpo.app.settings import file_layer, flag_layer, preset_layer, resolve
+
+    layers = []
+    for name in [*getattr(arguments, "configs", []), *arguments.presets]:
+        is_file = name.endswith((".yaml", ".yml")) or os.sep in name
+        layers.append(file_layer(Path(name)) if is_file else preset_layer(name))
+    return resolve([*layers, flag_layer(_flags(arguments.set, rest))], configs())
+
+
+def _flags(sets: Sequence[str], rest: Sequence[str]) -> list[tuple[str, str]]:
+    """(key, value) of `--set key=value` and of every other flag: `--key value`, `--key=value`, `--key` for true."""
+    found = []
+    for item in sets:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"--set {item}: expected KEY=VALUE, e.g. --set run.steps=200")
+        found.append((key, value))
+    words = list(rest)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise ValueError(f"unexpected {word!r}; settings are flags, e.g. --beta 0.1, and presets come before them")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        found.append((key, value))
+    return found
 
 
 if __name__ == "__main__":

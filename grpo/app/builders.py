@@ -1,0 +1,119 @@
+"""Tasks, and the start and resumption of a run: the command line builds the same objects a script would."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from grpo.app.settings import Layer, Resolved, flag_layer, layer, resolve
+from grpo.config import ConfigError, GRPOConfig
+from grpo.run.files import FolderError
+from grpo.run.folder import RunFolder
+from grpo.run.loop import run
+from grpo.run.session import SamplesFailed, Summary
+from grpo.run.sinks import SinkError
+from grpo.trainer import Diverged, GRPOTrainer
+
+FAILED, BAD_SETTINGS = 1, 2
+
+
+@dataclass(frozen=True)
+class Task:
+    """A room by name: its settings class and how its trainer is made. Loaded when asked for."""
+
+    module: str
+    config: str
+    make: str = "make_trainer"
+
+    def settings(self) -> type[GRPOConfig]:
+        """The room's settings class."""
+        found: type[GRPOConfig] = getattr(import_module(self.module), self.config)
+        return found
+
+    def trainer(self, config: GRPOConfig) -> GRPOTrainer:
+        """The room's trainer."""
+        make: Callable[[Any], GRPOTrainer] = getattr(import_module(self.module), self.make)
+        return make(config)
+
+
+TASKS = {"bandit": Task("grpo.bandit", "BanditConfig")}
+
+
+def configs() -> dict[str, type[GRPOConfig]]:
+    """The settings class of every task."""
+    return {name: task.settings() for name, task in TASKS.items()}
+
+
+def start(resolved: Resolved) -> int:
+    """A new run; returns the exit code."""
+    return _guarded(lambda: _run(resolved, _create(resolved), resume=False))
+
+
+def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
+    """Go on with a run exactly where it stopped; flags may change how it is carried out, not what is learned."""
+
+    def go_on() -> Summary:
+        folder = RunFolder.open(path)
+        saved = {key: value for key, value in folder.config.items() if key != "resolved"}
+        layers: list[Layer] = [layer(saved, f"{path}/config.json"), flag_layer(flags)]
+        return _run(resolve(layers, configs()), folder, resume=True)
+
+    return _guarded(go_on)
+
+
+def _guarded(job: Callable[[], Summary]) -> int:
+    """The job's exit code; what went wrong in one line."""
+    try:
+        return job().exit_code
+    except (FolderError, SinkError, ConfigError) as error:
+        print(f"grpo: {error}", file=sys.stderr)
+        return BAD_SETTINGS
+    except (Diverged, SamplesFailed) as error:
+        print(f"grpo: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _create(resolved: Resolved) -> RunFolder:
+    """The run's folder, before anything heavy is built: an unwritable place is found at once."""
+    now = datetime.now().astimezone()
+    names = {"task": resolved.task, "timestamp": now.strftime("%Y%m%d-%H%M%S"), "seed": resolved.config.seed}
+    try:
+        path = Path(resolved.run.logdir.format(**names))
+    except (KeyError, IndexError, ValueError):
+        known = ", ".join(f"{{{name}}}" for name in names)
+        raise ConfigError(f"run.logdir={resolved.run.logdir!r}: the words that are filled in are {known}") from None
+    if "{timestamp}" in resolved.run.logdir:  # two runs in one second
+        taken, number = path, 2
+        while path.exists():
+            path, number = taken.with_name(f"{taken.name}-{number}"), number + 1
+    every = {f"{block}.{name}": value for block, name, value, _ in resolved.table()}
+    return RunFolder.create(
+        path,
+        task=resolved.task,
+        config={**resolved.document(), "resolved": every},
+        created=now.isoformat(timespec="seconds"),
+        seed=resolved.config.seed,
+        argv=sys.argv,
+    )
+
+
+def _run(resolved: Resolved, folder: RunFolder, resume: bool) -> Summary:
+    how = resolved.run
+    trainer = TASKS[resolved.task].trainer(resolved.config)
+    return run(
+        trainer,
+        how.steps,
+        folder,
+        resume=resume,
+        checkpoint_every=how.checkpoint_every,
+        keep_last=how.keep_last,
+        keep_best=how.keep_best,
+        best_by=how.best_by,
+        sample_every=how.sample_every,
+        sinks=how.trackers,
+    )

@@ -1,0 +1,105 @@
+"""`grpo doctor`: what is here, what is missing, and the command that fixes it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from grpo import __version__
+
+EXTRAS = {
+    "language": ("transformers", "datasets", "peft", "accelerate"),
+    "control": ("gymnasium",),
+    "jax": ("jax",),
+    "tensorboard": ("tensorboardX",),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+}
+"""Optional parts and the packages they need."""
+
+ENOUGH_DISK = 2 * 1024**3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    what: str
+    value: str
+    level: str = "ok"
+    """ok, note (an optional part is missing) or problem (a run would fail)."""
+    remedy: str = ""
+
+
+def findings(folder: Path = Path("runs")) -> list[Finding]:
+    """Everything that is looked at, in the order it is shown."""
+    found = [Finding("anygrpo", __version__), _python()]
+    found += [_package(name) for name in ("numpy", "torch", "pydantic", "safetensors", "rich", "yaml", "matplotlib")]
+    found += [_device(), *_folder(folder)]
+    for extra, packages in EXTRAS.items():
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        remedy = f"pip install 'anygrpo[{extra}]'" if missing else ""
+        text = f"missing {', '.join(missing)}" if missing else "installed"
+        found.append(Finding(f"extra {extra}", text, "note" if missing else "ok", remedy))
+    exact = "bit-exact on the CPU, same versions; correct but not bit-exact on other devices"
+    found.append(Finding("resume", exact))
+    return found
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    old = sys.version_info < (3, 10)
+    return Finding("python", version, "problem" if old else "ok", "use Python 3.10 or newer" if old else "")
+
+
+def _package(module: str) -> Finding:
+    name = {"yaml": "PyYAML"}.get(module, module)
+    if importlib.util.find_spec(module) is None:
+        return Finding(name, "missing", "problem", "pip install --force-reinstall anygrpo")
+    return Finding(name, metadata.version(name))
+
+
+def _device() -> Finding:
+    if importlib.util.find_spec("torch") is None:
+        return Finding("device", "none without torch", "problem", "pip install torch")
+    import torch
+
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory / 1024**3
+        return Finding("device", f"cuda: {torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
+    if torch.backends.mps.is_available():
+        return Finding("device", "mps")
+    return Finding("device", f"cpu, {os.cpu_count()} cores")
+
+
+def _folder(folder: Path) -> list[Finding]:
+    place = folder
+    while not place.exists():
+        place = place.parent
+    writable = place.is_dir() and os.access(place, os.W_OK)
+    remedy = "" if writable else "choose another folder with --logdir"
+    free = shutil.disk_usage(place).free
+    full = free < ENOUGH_DISK
+    return [
+        Finding("run folder", f"{folder.absolute()}: {'writable' if writable else 'not writable'}",
+                "ok" if writable else "problem", remedy),
+        Finding("free disk", f"{free / 1024**3:.1f} GiB", "problem" if full else "ok",
+                "free at least 2 GiB, or lower run.keep_last" if full else ""),
+    ]  # fmt: skip
+
+
+def report(found: list[Finding]) -> str:
+    """The findings as lines, problems marked."""
+    width = max(len(item.what) for item in found)
+    marks = {"ok": " ", "note": "·", "problem": "✗"}
+    lines = []
+    for item in found:
+        remedy = f"   → {item.remedy}" if item.remedy else ""
+        lines.append(f"{marks[item.level]} {item.what.ljust(width)}  {item.value}{remedy}")
+    return "\n".join(lines)
