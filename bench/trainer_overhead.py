@@ -1,7 +1,7 @@
 """What the trainer costs: `GRPOTrainer.step` against the same mathematics written inline around the same policy.
 
-4,096 samples a step (64 states × 64 tries), a softmax table as policy, two passes with clip and KL. Both call the policy
-and the reward equally often and end with the same weights. Writes bench/results/trainer_overhead.json.
+4,096 samples a step (64 states × 64 tries), a softmax table as policy, two passes with clip and KL. Both ask the
+policy and the reward equally often and end with the same weights. Writes bench/results/trainer_overhead.json.
 """
 
 from __future__ import annotations

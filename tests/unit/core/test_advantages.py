@@ -200,6 +200,16 @@ def test_settle_ties_is_relative_and_narrow(eager):
     assert plain(adv.settle_ties(value, group)).tolist() == [1.0, far, 1e-30, 0.0, -1.0, -1.0]
 
 
+def test_settle_ties_knows_how_large_the_summands_were(eager):
+    # 0.1 + 0.2 − 0.3 = 5.6e-17 is 0 up to the rounding of numbers around 0.3.
+    rest = 0.1 + 0.2 - 0.3
+    value, group = eager.floats([rest, 0.0, 1.0, 1.0 - 1e-15]), eager.ints([0, 0, 1, 1])
+    assert rest != 0
+    assert plain(adv.settle_ties(value, group)).tolist() == plain(value).tolist()
+    settled = plain(adv.settle_ties(value, group, None, eager.floats([0.6, 0.0, 1.0, 1.0])))
+    assert settled.tolist() == [rest, rest, 1.0, 1.0 - 1e-15]
+
+
 def test_settle_ties_reads_no_failed_row(eager):
     value, group = eager.floats([0.3, 0.1 + 0.2, NAN]), eager.ints([0, 0, 0])
     actual = adv.settle_ties(value, group, eager.floats([1.0, 0.0, 0.0]))

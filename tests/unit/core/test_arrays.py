@@ -109,6 +109,23 @@ def test_clip_with_open_sides(kind, low, high, expected):
     kind.close(arrays.clip(kind.floats([-3.0, 0.0, 3.0]), low, high), expected)
 
 
+def test_clip_has_its_whole_gradient_on_a_bound_and_none_beyond(autodiff):
+    gradient = autodiff.gradient(lambda x: arrays.clip(x, -1.0, 2.0).sum(), [-1.5, -1.0, 0.0, 2.0, 2.5])
+    assert gradient.tolist() == [0.0, 1.0, 1.0, 1.0, 0.0]
+
+
+def test_absolute_has_no_gradient_at_zero(autodiff):
+    autodiff.close(arrays.absolute(autodiff.floats([-2.0, 0.0, 3.0])), [2.0, 0.0, 3.0])
+    assert autodiff.gradient(lambda x: arrays.absolute(x).sum(), [-2.0, 0.0, 3.0]).tolist() == [-1.0, 0.0, 1.0]
+
+
+def test_visible_is_nothing_inside_a_transformation_and_the_values_of_a_captured_constant():
+    seen, constant = [], jnp.asarray([3.0])
+    jax.jit(lambda x: seen.extend([arrays.visible(x), arrays.visible(constant)]) or x)(jnp.ones(1))
+    assert seen[0] is None
+    assert seen[1].tolist() == [3.0]
+
+
 def test_masked_replaces_garbage_by_zero(kind):
     kind.close(arrays.masked(kind.floats([1.0, NAN, INF, 4.0]), kind.bools([1, 0, 0, 1])), [1, 0, 0, 4])
 

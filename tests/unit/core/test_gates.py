@@ -39,6 +39,12 @@ def test_has_signal_reads_no_failed_row_and_gives_it_none(kind):
     assert flags(gates.has_signal(reward, group, weight)) == [0, 0, 0, 1, 0, 1, 0]
 
 
+def test_has_signal_knows_how_large_the_summands_were(eager):
+    reward, group = eager.floats([0.1 + 0.2 - 0.3, 0.0]), eager.ints([0, 0])
+    assert flags(gates.has_signal(reward, group)) == [1, 1]
+    assert flags(gates.has_signal(reward, group, None, eager.floats([0.6, 0.0]))) == [0, 0]
+
+
 def test_has_signal_refuses_a_nan_that_counts(eager):
     with pytest.raises(ValueError, match="row 1 is nan"):
         gates.has_signal(eager.floats([1.0, NAN]), eager.ints([0, 0]))
@@ -78,6 +84,16 @@ def test_top_entropy_keeps_what_lies_on_a_whole_place(kind):
     entropy = np.arange(26.0)[None]
     kept = gates.top_entropy(kind.floats(entropy), kind.bools([[1] * 26]), 0.4)
     assert int(plain(kept).sum()) == int((entropy >= np.quantile(entropy, 1 - 0.4)).sum()) == 11
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="the place is computed in the dtype of the entropies: 25 · 0.6 is 15.000001 in float32, 10 are kept, not 11",
+)
+def test_top_entropy_keeps_what_lies_on_a_whole_place_in_float32(kind):
+    entropy = np.arange(26, dtype=np.float32)[None]
+    kept = gates.top_entropy(kind.floats(entropy, "float32"), kind.bools([[1] * 26]), 0.4)
+    assert int(plain(kept).sum()) == 11
 
 
 def test_top_entropy_compiles():

@@ -43,6 +43,13 @@ def test_count_takes_the_length_and_never_the_padding(kind):
     assert count(kind.bools(MASK), True, length=50.0).length == 50.0
 
 
+def test_count_of_rows_that_are_present(kind):
+    mask, present = kind.bools([*MASK, [0, 0, 0]]), kind.bools([1, 1, 1, 1, 0])
+    assert count(mask, count_empty_rows=True).rows == 5.0
+    assert count(mask, True, present_N=present).rows == 4.0  # the last row was dropped
+    assert count(mask, False, present_N=present).rows == 3.0
+
+
 def test_counts_are_plain_floats_and_never_below_one(kind):
     nothing = kind.bools([[0, 0], [0, 0]])
     over = count(nothing, count_empty_rows=False, selected_NT=nothing)
