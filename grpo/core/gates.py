@@ -9,6 +9,7 @@ from grpo.core.arrays import (
     astype,
     clip,
     expect_shape,
+    machine_epsilon,
     masked,
     namespace,
     row_count,
@@ -49,6 +50,8 @@ def top_entropy(entropy_NT: Array, mask_NT: Array, share: float) -> Array:
     order_M = xp.sort(flat_M)[0] if xp.__name__ == "torch" else xp.sort(flat_M)
     order_M = masked(order_M, order_M < high)
     place = clip(xp.sum(astype(mask_NT, entropy_NT)) - 1.0, 0.0, None) * (1.0 - share)
+    whole = xp.round(place)  # 25 · 0.6 is 15, also where rounding makes it 15.000001
+    place = xp.where(xp.abs(place - whole) <= 4.0 * machine_epsilon(place) * (1.0 + whole), whole, place)
     below = xp.floor(place)
     last = flat_M.shape[0] - 1
     low_value = order_M[clip(_integer(below), 0, last)]

@@ -53,7 +53,9 @@ def forward(logp_NT: Array, ref_logp_NT: Array) -> Array:
     """u·log u − (u − 1) with u = ref/π: KL(ref‖π) from samples of π, unbiased and never negative."""
     log_u_NT = clip(-_gap(logp_NT, ref_logp_NT), None, EXP_LIMIT)
     xp = namespace(log_u_NT)
-    return xp.exp(log_u_NT) * (xp.expm1(-clip(log_u_NT, -EXP_LIMIT, None)) + log_u_NT)
+    u_NT, near_NT = xp.exp(log_u_NT), clip(log_u_NT, -1.0, 1.0)
+    exact_near_NT = u_NT * (xp.expm1(-near_NT) + near_NT)  # the same without cancellation
+    return xp.where(xp.abs(log_u_NT) < 1.0, exact_near_NT, u_NT * log_u_NT - (u_NT - 1.0))
 
 
 def exact(all_logp_NTV: Array, ref_all_logp_NTV: Array) -> Array:
