@@ -47,7 +47,7 @@ class Match:
 
 
 def inline_step(policy, reference, reward_model, optimizer, starts):
-    """One step as one would write it by hand, with the same checks on nothing."""
+    """One step as one would write it by hand: the same mathematics and the same reported numbers, no checks."""
     with torch.no_grad():
         groups = policy.generate_actions(starts, GROUP)
         states = [state for state in starts for _ in range(GROUP)]
@@ -57,16 +57,37 @@ def inline_step(policy, reference, reward_model, optimizer, starts):
         ref = reference.get_log_probabilities(states, actions)
         by_group = rewards.view(len(starts), GROUP)
         advantage = (by_group - by_group.mean(1, keepdim=True)).flatten()
+        report = {
+            "reward": float(rewards.mean()),
+            "reward_std": float(rewards.std()),
+            "frac_reward_zero_std": float((by_group.std(1) == 0).float().mean()),
+        }
     for _ in range(PASSES):
         logp = policy.get_log_probabilities(states, actions)
-        ratio = (logp - old).exp()
+        log_ratio = logp - old
+        ratio = log_ratio.exp()
         surrogate = -torch.minimum(ratio * advantage, ratio.clip(1 - EPSILON, 1 + EPSILON) * advantage)
         kl = 0.5 * (logp - ref) ** 2
+        loss = (surrogate + BETA * kl).mean()
         optimizer.zero_grad()
-        (surrogate + BETA * kl).mean().backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-    return float(rewards.mean())
+        with torch.no_grad():
+            low = (ratio < 1 - EPSILON) & (advantage < 0)
+            high = (ratio > 1 + EPSILON) & (advantage > 0)
+            report |= {
+                "loss": float(loss),
+                "policy_loss": float(surrogate.mean()),
+                "kl": float(kl.mean()),
+                "ratio": float(ratio.mean()),
+                "approx_kl": float(-log_ratio.mean()),
+                "clip_ratio/low_mean": float(low.float().mean()),
+                "clip_ratio/high_mean": float(high.float().mean()),
+                "clip_ratio/region_mean": float((low | high).float().mean()),
+                "grad_norm": float(norm),
+            }
+    return report
 
 
 def main() -> dict:

@@ -101,6 +101,8 @@ class Experience:
     def minibatch(self, rows: Sequence[int] | Array, recipe: Recipe) -> Experience:
         """What one optimiser step learns from: some rows, counted anew."""
         part = self.select(rows)
+        if part is self:
+            return self
         return replace(part, denominators=count(part.mask_NT, recipe, part.selected_NT, part.present_N))
 
 
@@ -230,8 +232,13 @@ def _combined(rollouts: Rollouts, recipe: Recipe) -> tuple[Array | None, Array]:
     return None if reward_N is None else masked(wide(reward_N), valid_N), valid_N
 
 
-def reward_size(rollouts: Rollouts, recipe: Recipe) -> Array:
-    """How large the numbers are that each row's reward is summed from: rounding is relative to these."""
+def reward_size(rollouts: Rollouts, recipe: Recipe) -> Array | None:
+    """How large the numbers are that each row's reward is summed from: rounding is relative to these.
+
+    None: it is not summed from anything.
+    """
+    if rollouts.reward_parts_NK is None and rollouts.reward_NT is None:
+        return None
     valid_N = rollouts.scored_N
     size_N = _ones(rollouts)[:, 0] * 0
     xp = namespace(size_N)

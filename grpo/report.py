@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from grpo.core.advantages import group_count
 from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward
 from grpo.recipes import Recipe
@@ -103,12 +104,12 @@ def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None
     valid_N = weight_N > 0
     rewards = reward_N[valid_N]
     signal_N = has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, recipe))
-    groups = rollouts.group_N.unique()
-    with_signal = rollouts.group_N[signal_N].unique()
+    one_N = valid_N.to(reward_N)
+    share_N = one_N / group_count(rollouts.group_N, one_N).clip(min=1.0)  # the rows of a group add up to 1
     metrics: dict[str, float | None] = {
         "reward": float(rewards.mean()) if len(rewards) else None,
         "reward_std": float(rewards.std()) if len(rewards) > 1 else None,
-        "frac_reward_zero_std": 1.0 - len(with_signal) / len(groups),
+        "frac_reward_zero_std": float((share_N * ~signal_N).sum() / share_N.sum().clip(min=1.0)),
         "length": float(rollouts.mask_NT.sum(1).float().mean()),
         "failed": float((~rollouts.scored_N).sum()),
     }

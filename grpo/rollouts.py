@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 from grpo.core.arrays import Array, expect_finite, expect_ndim, expect_shape, is_torch, is_traced, namespace, zeros
@@ -121,7 +122,7 @@ class Rollouts:
     def __len__(self) -> int:
         return int(self.mask_NT.shape[0])
 
-    @property
+    @cached_property
     def scored_N(self) -> Array:
         """Rows that have a reward: not failed."""
         if self.status_N is None:

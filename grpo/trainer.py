@@ -192,7 +192,7 @@ class GRPOTrainer:
         skipped = not finite or (self.config.max_ratio is not None and values["ratio"] > self.config.max_ratio)
         taken = self.optimizer is not None and bool(parameters) and not skipped
         if self.optimizer is not None and taken:
-            if self.config.max_grad_norm is not None:
+            if self.config.max_grad_norm is not None and values["grad_norm"] > self.config.max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
             self.optimizer.step()
             self.policy.version += 1
@@ -223,7 +223,7 @@ class GRPOTrainer:
             named = {"loss": terms.loss, "policy_loss": terms.policy_loss, "kl": terms.kl, "entropy": terms.entropy}
             for name, value in (named | terms.metrics).items():
                 if value is not None:
-                    total[name] = total.get(name, 0.0) + value.detach()
+                    total[name] = total[name] + value.detach() if name in total else value.detach()
             logp.append(scores.logp_NT.detach())
         return {name: float(value) for name, value in total.items()}, torch.cat(logp)
 

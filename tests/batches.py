@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 
 from grpo.recipes import RECIPES, Recipe
 from grpo.rollouts import Rollouts
 
-jax.config.update("jax_enable_x64", True)
-
-MAKERS = {"numpy": np.asarray, "torch": torch.as_tensor, "jax": jnp.asarray}
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError:  # a machine with a GPU and without JAX can still run tests/gpu
+    MAKERS = {"numpy": np.asarray, "torch": torch.as_tensor}
+else:
+    jax.config.update("jax_enable_x64", True)
+    MAKERS = {"numpy": np.asarray, "torch": torch.as_tensor, "jax": jnp.asarray}
 
 
 def numbers(

@@ -269,6 +269,10 @@ def test_expect_not_negative(kind):
         adv.expect_not_negative(value, kind.floats([1.0, 1.0, 0.0]))
 
 
+def test_zero_is_not_negative(eager):
+    adv.expect_not_negative(eager.floats([0.0, 0.5]), eager.floats([1.0, 1.0]))
+
+
 def test_signal_share(kind):
     kind.close(adv.signal_share(kind.floats([1, 0, 0, 1, 0, 1, 0]), kind.floats([0])), [7 / 3] * 7)
     kind.close(adv.signal_share(kind.bools([1, 0, 0, 1]), kind.floats([0])), [2.0] * 4)
@@ -510,6 +514,20 @@ def test_whiten(kind, weighted, ddof, eps, root):
         expected[p] = (x[p] - mean) / spread
     weight = kind.floats(WHITE_WEIGHT) if weighted else None
     kind.close(adv.whiten(kind.floats(WHITE), kind.bools(WHITE_MASK), weight, ddof, eps, root), expected)
+
+
+def test_whiten_adds_1e_8_to_the_variance_unless_told(eager):
+    # ±1e-4 has the variance 1e-8 (ddof 0): as much again is added.
+    white = adv.whiten(eager.floats([[1e-4, -1e-4]]), eager.bools([[1, 1]]), ddof=0.0)
+    eager.close(white, [[math.sqrt(0.5), -math.sqrt(0.5)]], 1e-9)
+
+
+def test_credit_and_whitening_widen_half_precision(eager):
+    x, mask = eager.floats([[40000.0, 40000.0]], "float16"), eager.bools([[1, 1]])
+    eager.close(adv.reward_to_go(x, mask), [[80000.0, 40000.0]], 1e-6)
+    eager.close(adv.combine_rewards(x, eager.floats([1.0, 1.0]))[0], [80000.0], 1e-6)
+    eager.close(adv.whiten(x, mask), [[0.0, 0.0]])
+    eager.close(adv.optimal_token_baseline(x, mask, eager.ints([0]), eager.floats([[1.0, 1.0]])), [[0.0, 0.0]])
 
 
 def test_whitened_numbers_have_mean_0_and_variance_1(eager):

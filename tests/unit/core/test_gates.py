@@ -359,6 +359,11 @@ def test_mean_one_over_decisions(kind):
     kind.close(gates.mean_one(weight, mask, "token")[0, 1], 2 / 3)
 
 
+def test_mean_one_raises_small_weights_too(eager):
+    weight, mask = eager.floats([[0.1, 0.3]]), eager.bools([[1, 1]])
+    eager.close(gates.mean_one(weight, mask, "token"), [[0.5, 1.5]])
+
+
 def test_mean_one_over_rows_that_have_decisions(kind):
     weight = kind.floats([[1.0, 1.0, 1.0], [3.0, 3.0, 3.0], [50.0, 50.0, 50.0]])
     mask = kind.bools([[1, 1, 1], [1, 0, 0], [0, 0, 0]])
