@@ -24,6 +24,9 @@ html_title = f"anygrpo {release}"
 
 def plain_text(app, what, name, obj, options, lines):
     """Our docstrings are text with `code` in backticks, not reStructuredText: |A| is an absolute value."""
+    if any(line.startswith(" ") for line in lines):  # drawn or laid out by hand: as it stands
+        lines[:] = ["::", "", *(f"    {line}" for line in lines), ""]
+        return
     text = re.sub(
         r"``?([^`]+)``?|([\\|*_])",
         lambda found: rf"\ ``{found[1]}``\ " if found[1] else rf"\{found[2]}",
