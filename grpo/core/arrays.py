@@ -176,7 +176,7 @@ def segment_max(x_M: Array, index_M: Array) -> Array:
 def expect_shape(shape: tuple[int, ...], **arrays: Array | None) -> None:
     """Raise unless every given array has this shape: broadcasting (N,) against (N, T) is how GRPO goes wrong."""
     for name, array in arrays.items():
-        if array is not None and tuple(array.shape) != tuple(shape):
+        if array is not None and namespace(array) and tuple(array.shape) != tuple(shape):
             raise ValueError(f"{name} has shape {tuple(array.shape)}, expected {tuple(shape)}")
 
 
@@ -200,7 +200,8 @@ def expect_finite(where: Array | None = None, **arrays: Array | None) -> None:
         bad = bad if counts is None else bad & counts
         if bool(xp.any(bad)):
             rows = [[int(i) for i in index] for index in xp.argwhere(bad)]
-            place = f"row {rows[0][0]}" + (f", decision {rows[0][1]}" if len(rows[0]) > 1 else "")
+            column = "part" if "parts" in name else "decision"
+            place = f"row {rows[0][0]}" + (f", {column} {rows[0][1]}" if len(rows[0]) > 1 else "")
             value = float(array[tuple(rows[0])])
             more = f" ({len(rows)} entries in all)" if len(rows) > 1 else ""
             raise ValueError(f"{name}: {place} is {value}{more}; every entry that counts must be finite")

@@ -142,7 +142,10 @@ def clip_cov(
 
 
 def kl_cov(covariance_NT: Array, mask_NT: Array, share: float) -> Array:
-    """True for the `share` of decisions with the largest covariance (at least one). arXiv:2505.22617."""
+    """True for the `share` of decisions with the largest covariance, at least one; ties that do not fit are left out.
+
+    KL-Cov, arXiv:2505.22617.
+    """
     expect_shape(tuple(covariance_NT.shape), mask=mask_NT)
     xp = namespace(covariance_NT)
     budget = clip(xp.floor(share * xp.sum(wide(mask_NT))), 1.0, None)
