@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo import __version__
 
-OK, FAILED, BAD_SETTINGS = 0, 1, 2
+OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
 TRAIN = """\
 The first words are presets or YAML files, applied from left to right: a task first, then variations.
@@ -43,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has had enough. The interpreter flushes once more at exit: give it a sink.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except KeyboardInterrupt:  # before the run could take it, or a second time
+        print("grpo: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except ValueError as error:  # ConfigError, unknown recipe: what was asked for is wrong
         print(f"grpo: {error}", file=sys.stderr)
         return BAD_SETTINGS
@@ -74,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", metavar="FOLDER", help="go on with a run exactly where it stopped")
     train.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE", help="one setting, by its path")
     train.add_argument("--configs", nargs="+", default=[], metavar="PRESET", help="the same as naming presets first")
-    train.add_argument("--settings", action="store_true", help="explain every setting, and stop")
+    train.add_argument(
+        "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
+    )
 
     config = command(
         "config", _config, "print the resolved settings and where each came from", "PRESET|FILE … [--setting value …]"
@@ -99,7 +104,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     if arguments.settings:
         from grpo.app.explain import settings_text
 
-        print(settings_text())
+        print(settings_text(arguments.presets[0] if arguments.presets else None))
         return OK
     from grpo.app.builders import resume, start
 

@@ -6,6 +6,7 @@ are given by name, in our spelling or another system's (`grpo.dialects`). What i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
@@ -29,7 +30,7 @@ class ConfigError(ValueError):
 class GRPOConfig(BaseModel):
     """What every domain shares."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     loss_type: str = "plain"
     """The recipe: a row of the table that `grpo presets --recipes` prints."""
@@ -66,7 +67,7 @@ class GRPOConfig(BaseModel):
     ref_mixup_alpha: float = Field(default=1.0, gt=0, le=1)
     """Weight of the policy in that: reference ← α·policy + (1−α)·reference."""
     seed: int = Field(default=0, ge=0)
-    """Same seed, same numbers."""
+    """Same seed, same numbers, in a run and for a room. What your own policy draws in a bare step is yours to seed."""
     device: str = "auto"
     """cpu, cuda or mps. auto: your own models stay where they are; a room takes the first of cuda, mps, cpu."""
     recipe: dict[str, Any] = Field(default_factory=dict)
@@ -74,7 +75,7 @@ class GRPOConfig(BaseModel):
 
     _translations: list[Translation] = PrivateAttr(default_factory=list)
 
-    def __init__(self, _dialect: str = "grpo", **settings: Any) -> None:
+    def __init__(self, *, _dialect: str = "grpo", **settings: Any) -> None:
         try:
             given, translations = translate(settings, _dialect)
             super().__init__(**_sorted_out(type(self), given, _dialect))
@@ -98,13 +99,13 @@ class GRPOConfig(BaseModel):
     @property
     def idle(self) -> dict[str, str]:
         """Settings that were given and cannot change anything, each with what it would need."""
-        idle, given = without_effect(self.algorithm, self.recipe), self.model_fields_set
-        if "max_attempts" in given and self.no_signal != "resample":
+        idle = without_effect(self.algorithm, self.recipe)
+        if self.max_attempts != 4 and self.no_signal != "resample":
             idle["max_attempts"] = "it needs no_signal=resample"
-        if "ref_mixup_alpha" in given and self.ref_sync_steps is None:
+        if self.ref_mixup_alpha != 1.0 and self.ref_sync_steps is None:
             idle["ref_mixup_alpha"] = "it needs ref_sync_steps"
-        if self.ref_sync_steps is not None and not self.algorithm.beta:
-            idle["ref_sync_steps"] = "it needs beta > 0"
+        if self.ref_sync_steps is not None and not (self.algorithm.beta and self.algorithm.kl_to == "reference"):
+            idle["ref_sync_steps"] = "it needs beta > 0 and kl_to=reference"
         return idle
 
     @property
@@ -125,7 +126,10 @@ class GRPOConfig(BaseModel):
 
 def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) -> dict[str, Any]:
     """Fields as they are, recipe columns (coerced) under `recipe`; anything else is refused with what was meant."""
-    own, columns = {}, dict(given.pop("recipe", {}))
+    nested = given.pop("recipe", None) or {}
+    if not isinstance(nested, Mapping):
+        raise ConfigError(f"recipe is a block of columns, got {nested!r}; a recipe is chosen with loss_type")
+    own, columns = {}, dict(nested)
     for name, value in given.items():
         if name in model.model_fields:
             own[name] = value

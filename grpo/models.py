@@ -42,6 +42,10 @@ class ModelPolicy:
     def __init__(self, model: PolicyModel, device: str = "auto") -> None:
         expect_methods(model, POLICY_METHODS, "policy")
         self.model = moved(model, device)
+        parameters = model.get_parameters()
+        if not isinstance(parameters, Mapping):
+            kind = type(parameters).__name__
+            raise TypeError(f"policy.get_parameters must return a dict of names to tensors, got {kind}")
         self.version = 0
 
     def log_probs(self, states: list[Any], actions: list[Any]) -> tuple[Tensor, Tensor]:
@@ -195,6 +199,7 @@ class ModelSource:
         name = f"{type(self._reward).__name__}.compute_rewards"
         if given is None:
             raise ValueError(f"{name} returned None; expected {len(states)} numbers")
+        given = list(given) if hasattr(given, "__next__") else given
         try:
             reward_N = torch.as_tensor(given).detach().to(device=like.device, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:

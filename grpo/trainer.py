@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo.config import GRPOConfig
+from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
 from grpo.models import ModelPolicy, ModelReference, ModelSource, moved
@@ -57,14 +58,17 @@ class GRPOTrainer:
         states: Sequence[Any] | None = None,
         phase: Phase = no_phase,
     ) -> None:
+        if config is not None and not isinstance(config, GRPOConfig):
+            raise TypeError(f"config must be a GRPOConfig, got {type(config).__name__}; use GRPOConfig(**settings)")
         self.config = config or GRPOConfig()
         self.recipe = self.config.algorithm
         self.phase = phase
         self.steps_done = 0
         self.policy, self.source = self._seats(policy, reward_model, source, states)
         self.reference = self._make_reference(policy, reference_policy)
-        self.optimizer = optimizer if optimizer is not None else self._make_optimizer()
+        self.optimizer = self._make_optimizer() if optimizer is None else self._checked(optimizer)
         self._nonfinite_in_a_row = 0
+        self._without_gradient = False
         for notice in self.recipe.notices():
             warnings.warn(notice, stacklevel=2)
 
@@ -80,8 +84,8 @@ class GRPOTrainer:
         updates = Updates(experience)
         with self.phase("update"):
             self.policy.train()
-            for rows in self._minibatches(rollouts):
-                batch = self._gated(experience.minibatch(rows, self.recipe))
+            for number, rows in enumerate(self._minibatches(rollouts)):
+                batch = self._gated(experience.minibatch(rows, self.recipe), number)
                 updates.add(self._update(rows, batch))
                 if updates.far_enough(self.config.target_kl):
                     break
@@ -105,9 +109,7 @@ class GRPOTrainer:
         if states is None and steps is None:
             raise ValueError("train() needs states, steps or both")
         reports: list[StepReport] = []
-        for batch in repeat(None) if states is None else states:
-            if steps is not None and len(reports) >= steps:
-                break
+        for batch in islice(repeat(None) if states is None else states, steps):
             reports.append(self.step(batch))
             if any(callback(reports[-1]) is False for callback in callbacks):
                 break
@@ -172,13 +174,13 @@ class GRPOTrainer:
             for start in range(0, len(groups), size):
                 yield [row for i in order[start : start + size] for row in groups[i]]
 
-    def _gated(self, batch: Experience) -> Experience:
+    def _gated(self, batch: Experience, number: int) -> Experience:
         """Gates that span rows, from scores of the whole minibatch; most recipes have none."""
         if self.recipe.top_entropy >= 1.0 and not self.recipe.clip_cov and not self.recipe.kl_cov:
             return batch
         with torch.no_grad():
             scores = self.policy.score(batch.rollouts, entropy=True)
-        priority_NT = torch.rand(tuple(batch.mask_NT.shape), generator=self._generator(-1))
+        priority_NT = torch.rand(tuple(batch.mask_NT.shape), generator=self._generator(-1 - number))
         return with_gates(batch, scores, self.recipe, priority_NT.to(scores.logp_NT))
 
     def _update(self, rows: Sequence[int], batch: Experience) -> Update:
@@ -189,8 +191,12 @@ class GRPOTrainer:
             norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
             values["grad_norm"] = float(norm)
         finite = all(math.isfinite(values[name]) for name in ("loss", "ratio", "grad_norm") if name in values)
+        finite = finite and bool(torch.isfinite(masked(logp_NT, batch.mask_NT)).all())
         skipped = not finite or (self.config.max_ratio is not None and values["ratio"] > self.config.max_ratio)
         taken = self.optimizer is not None and bool(parameters) and not skipped
+        if self.optimizer is not None and not parameters and not self._without_gradient:
+            self._without_gradient = True
+            warnings.warn("the log-probs do not depend on the policy's parameters: nothing is updated", stacklevel=3)
         if self.optimizer is not None and taken:
             if self.config.max_grad_norm is not None and values["grad_norm"] > self.config.max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
@@ -267,7 +273,11 @@ class GRPOTrainer:
 
     def _make_reference(self, policy: Any, reference_policy: Any) -> Reference | None:
         if not self.recipe.beta or self.recipe.kl_to == "old" or self.recipe.kl_estimator == "exact":
+            if reference_policy is not None:
+                warnings.warn("reference_policy is not used: beta is 0, or the KL is not to a reference", stacklevel=3)
             return None
+        if reference_policy is policy:
+            raise ValueError("reference_policy is the policy itself; pass copy.deepcopy(policy), or leave it out")
         if reference_policy is None and hasattr(policy, "score"):
             raise TypeError("beta > 0 needs reference_policy=, a grpo.protocols.Reference, beside a SequencePolicy")
         if reference_policy is None:
@@ -282,6 +292,18 @@ class GRPOTrainer:
         every = self.config.ref_sync_steps
         if self.reference is not None and every is not None and self.steps_done % every == 0:
             self.reference.sync(self.policy.parameters(), self.config.ref_mixup_alpha)
+
+    def _checked(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The user's optimizer, if what it moves is what the policy says it has."""
+        own = {id(p) for p in self.policy.parameters().values()}
+        moved_by_it = [p for group in optimizer.param_groups for p in group["params"]]
+        strange = sum(id(p) not in own for p in moved_by_it)
+        if strange:
+            raise ValueError(
+                f"the optimizer holds {strange} tensors that policy.get_parameters() does not return; return the "
+                "trained tensors themselves, e.g. dict(module.named_parameters()), not a copy or state_dict()"
+            )
+        return optimizer
 
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         tensors = [p for p in self.policy.parameters().values() if p.requires_grad]
@@ -306,6 +328,7 @@ class GRPOTrainer:
         }
         if self.optimizer is not None:
             values["optimizer"], tensors = _flattened(self.optimizer.state_dict())
+            values["optimizer_kind"] = type(self.optimizer).__name__
             arrays |= {f"optimizer/{name}": tensor for name, tensor in tensors.items()}
         source = self.source.state()
         arrays |= {f"source/{name}": array for name, array in source.arrays.items()}
@@ -314,15 +337,17 @@ class GRPOTrainer:
     @torch.no_grad()
     def load_state(self, state: State) -> None:
         """Go on exactly where `state` was taken."""
+        kind = None if self.optimizer is None else type(self.optimizer).__name__
+        if kind is not None and "optimizer" not in state.values:
+            raise ValueError("the saved state has no optimizer; going on without one would be another run")
+        if state.values.get("optimizer_kind") != kind:
+            saved = state.values.get("optimizer_kind") or "no optimizer"
+            raise ValueError(f"the state was saved with {saved}, this trainer has {kind or 'none'}; use the same")
         _copy_into(self.policy.parameters(), _part(state, "policy"), "policy")
         if self.reference is not None:
             _copy_into(self.reference.parameters(), _part(state, "reference"), "reference")
         if self.optimizer is not None:
-            if "optimizer" not in state.values:
-                raise ValueError("the saved state has no optimizer; it was saved by a trainer without one")
             self.optimizer.load_state_dict(_unflattened(state.values["optimizer"], _part(state, "optimizer")))
-        elif "optimizer" in state.values:
-            raise ValueError("the saved state has an optimizer and this trainer has none; nothing would be updated")
         self.source.load_state(State(state.values["source"], _part(state, "source")))
         self.policy.version = int(state.values["version"])
         self.steps_done = int(state.values["steps_done"])

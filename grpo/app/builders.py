@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from grpo.app.settings import Layer, Resolved, flag_layer, layer, resolve
+from grpo.app.settings import Resolved, flag_layer, layer, resolve
 from grpo.config import ConfigError, GRPOConfig
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
@@ -19,7 +20,7 @@ from grpo.run.session import SamplesFailed, Summary
 from grpo.run.sinks import SinkError
 from grpo.trainer import Diverged, GRPOTrainer
 
-FAILED, BAD_SETTINGS = 1, 2
+FAILED, BAD_SETTINGS, PREEMPTED, INTERRUPTED = 1, 2, 75, 130
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,16 @@ def configs() -> dict[str, type[GRPOConfig]]:
 
 def start(resolved: Resolved) -> int:
     """A new run; returns the exit code."""
-    return _guarded(lambda: _run(resolved, _create(resolved), resume=False))
+
+    def begin() -> Summary:
+        folder = _create(resolved)
+        try:
+            return _run(resolved, folder, resume=False)
+        finally:
+            if not (folder.path / "metrics.jsonl").exists():  # it failed before its first step: nothing to keep
+                shutil.rmtree(folder.path, ignore_errors=True)
+
+    return _guarded(begin)
 
 
 def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
@@ -60,8 +70,15 @@ def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
     def go_on() -> Summary:
         folder = RunFolder.open(path)
         saved = {key: value for key, value in folder.config.items() if key != "resolved"}
-        layers: list[Layer] = [layer(saved, f"{path}/config.json"), flag_layer(flags)]
-        return _run(resolve(layers, configs()), folder, resume=True)
+        flagged = flag_layer(flags)
+        if "logdir" in flagged.run:
+            raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
+        resolved = resolve([layer(saved, f"{path}/config.json"), flagged], configs())
+        summary = _run(resolved, folder, resume=True, keep=bool(flagged.run))
+        if summary.step > resolved.run.steps:
+            done = f"{path} has done {summary.step} steps already"
+            raise ConfigError(f"{done}, more than run.steps={resolved.run.steps}; ask for more with --run.steps")
+        return summary
 
     return _guarded(go_on)
 
@@ -69,11 +86,14 @@ def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
 def _guarded(job: Callable[[], Summary]) -> int:
     """The job's exit code; what went wrong in one line."""
     try:
-        return job().exit_code
+        summary = job()
+        if summary.exit_code in (PREEMPTED, INTERRUPTED):
+            print(f"go on with: grpo train --resume {summary.folder}")
+        return summary.exit_code
     except (FolderError, SinkError, ConfigError) as error:
         print(f"grpo: {error}", file=sys.stderr)
         return BAD_SETTINGS
-    except (Diverged, SamplesFailed) as error:
+    except (Diverged, SamplesFailed, OSError) as error:
         print(f"grpo: {error}", file=sys.stderr)
         return FAILED
 
@@ -91,20 +111,28 @@ def _create(resolved: Resolved) -> RunFolder:
         taken, number = path, 2
         while path.exists():
             path, number = taken.with_name(f"{taken.name}-{number}"), number + 1
-    every = {f"{block}.{name}": value for block, name, value, _ in resolved.table()}
     return RunFolder.create(
         path,
         task=resolved.task,
-        config={**resolved.document(), "resolved": every},
+        config=_document(resolved),
         created=now.isoformat(timespec="seconds"),
         seed=resolved.config.seed,
         argv=sys.argv,
     )
 
 
-def _run(resolved: Resolved, folder: RunFolder, resume: bool) -> Summary:
+def _document(resolved: Resolved) -> dict[str, Any]:
+    """What the folder keeps: enough to do the same again, and every value in force."""
+    every = {f"{block}.{name}": value for block, name, value, _ in resolved.table()}
+    return {**resolved.document(), "resolved": every}
+
+
+def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False) -> Summary:
+    """The run; `keep`: how it is carried out changed, and the next resumption is to know."""
     how = resolved.run
     trainer = TASKS[resolved.task].trainer(resolved.config)
+    if keep:
+        folder.write_config(_document(resolved))
     return run(
         trainer,
         how.steps,

@@ -9,8 +9,8 @@ from dataclasses import fields
 from typing import Any
 
 from grpo.app.settings import Resolved, RunConfig, preset_names
-from grpo.config import GRPOConfig
-from grpo.recipes import CHOICES, RECIPES, Recipe
+from grpo.config import ConfigError, GRPOConfig
+from grpo.recipes import CHOICES, RECIPES, Recipe, nearest
 
 
 def presets_text() -> str:
@@ -38,10 +38,17 @@ def resolved_text(resolved: Resolved, everything: bool = False) -> str:
     return "\n".join([*lines, *(f"note: {notice}" for notice in resolved.config.algorithm.notices())])
 
 
-def settings_text() -> str:
-    """Every setting that all tasks share: name, default, meaning."""
+def settings_text(task: str | None = None) -> str:
+    """Every setting: name, default, meaning; those that all tasks share, or a task's own beside them."""
+    model = GRPOConfig
+    if task is not None:
+        from grpo.app.builders import configs  # here: it loads the task's libraries
+
+        if task not in configs():
+            raise ConfigError(f"unknown task {task!r}{nearest(task, list(configs()))}; known: {', '.join(configs())}")
+        model = configs()[task]
     blocks = {
-        "The algorithm (GRPOConfig)": _model_rows(GRPOConfig),
+        f"The algorithm ({model.__name__})": _model_rows(model),
         "Columns of the recipe; the default is the recipe's own": _recipe_rows(),
         "The run, as --run.NAME or run: in a file": _model_rows(RunConfig),
     }

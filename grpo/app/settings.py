@@ -140,7 +140,8 @@ def flag_layer(flags: Iterable[tuple[str, Any]]) -> Layer:
         target = raw if not block else raw.setdefault(block, {})
         if not isinstance(target, dict):
             raise ConfigError(f"{key}: {block} is a value, not a block")
-        target[name] = value
+        listed = isinstance(value, str) and value[:1] in ("[", "{")
+        target[name] = parse_settings(f"value: {value}", key)["value"] if listed else value
     return layer(raw, "command line")
 
 
@@ -149,6 +150,9 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
     raw = dict(raw)
     raw.pop("description", None)
     task, dialect = raw.pop("task", None), raw.pop("dialect", None)
+    for name, word in (("task", task), ("dialect", dialect)):
+        if word is not None and not isinstance(word, str):
+            raise ConfigError(f"{origin}: {name} must be a word, found {word!r}")
     run, algorithm = raw.pop("run", None) or {}, raw.pop("algorithm", None) or {}
     for name, block in (("run", run), ("algorithm", algorithm)):
         if not isinstance(block, dict):

@@ -1,8 +1,8 @@
 """Distance to another policy, and entropy: values, gradients, and estimators that do not confuse the two.
 
-`logp` belongs to the policy that sampled, `ref_logp` to the other one. With x ~ π, k1 and k3 are unbiased for KL(π‖ref);
-what an estimator's *gradient* optimises is another matter (docs/kl.md): on-policy k1's expected gradient is zero, k2's
-is that of KL(π‖ref), k3's is that of KL(ref‖π).
+`logp` belongs to the policy that sampled, `ref_logp` to the other one. With x ~ π, k1 and k3 are unbiased for
+KL(π‖ref); what an estimator's *gradient* optimises is another matter (docs/kl.md): on-policy k1's expected gradient is
+zero, k2's is that of KL(π‖ref), k3's is that of KL(ref‖π).
 """
 
 from __future__ import annotations

@@ -156,6 +156,10 @@ def resume_point(folder: RunFolder, step: int | None = None) -> Checkpoint | Non
             return load(path)
         except CheckpointError as error:
             folder.event(_step(path), "checkpoint_damaged", f"{error}; falling back to the one before")
+    if steps(folder):
+        raise CheckpointError(
+            f"every checkpoint in {folder.checkpoints} is damaged; events.jsonl says how. Nothing changed"
+        )
     return None
 
 
@@ -287,12 +291,20 @@ def _retain(folder: RunFolder, keep_last: int | None, keep_best: int) -> None:
         return
     kept = set(found[-max(keep_last, 1) :])
     if keep_best:
-        scores = [(read_json(path / "manifest.json").get("score"), path) for path in found]
+        scores = [(_score_of(path), path) for path in found]
         ranked = sorted((score, path) for score, path in scores if isinstance(score, int | float))
         kept |= {path for _, path in ranked[-keep_best:]}
     for path in found:
         if path not in kept:
             _remove(path)
+
+
+def _score_of(path: Path) -> Any:
+    """What the checkpoint was judged by; nothing where its manifest cannot be read."""
+    try:
+        return read_json(path / "manifest.json").get("score")
+    except FolderError:
+        return None
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -96,6 +96,10 @@ class RunFolder:
         expect_schema(folder.about, folder.path / "run.json")
         return folder
 
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """The settings that a resumption is to start from."""
+        write_atomic(self.path / "config.json", dumps(self.redactor.tree(_plain(config)), indent=2))
+
     # --- reading ----------------------------------------------------------------------------------------------------
 
     @property

@@ -20,7 +20,7 @@ def draw(folder: RunFolder) -> Path:
     rows = folder.metrics()
     if not rows:
         raise ValueError("there are no steps to draw")
-    names = [name for name in PANELS if any(row.get(name) is not None for row in rows)]
+    names = [name for name in PANELS if any(row.get(name) for row in rows)]
     names += [name for name in sorted({name for row in rows for name in row}) if name.startswith("eval/")][:3]
     figure = Figure(figsize=(7, 1.2 + 1.9 * max(len(names), 1)), layout="constrained")
     FigureCanvasAgg(figure)

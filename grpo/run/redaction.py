@@ -23,7 +23,7 @@ _LOOKS = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_SHORTEST = 6
+_SHORTEST = 8
 """Shorter values are not searched for in other text: `auth: yes` must not blank every yes."""
 
 

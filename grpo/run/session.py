@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -95,6 +96,7 @@ class Session:
         self._saved: int | None = None
         self._unsaved = 0
         self._samples_off = False
+        self._unrecorded = 0
         self._began = time.perf_counter()
 
     def begin(self, resume: bool | int, harmless: frozenset[str]) -> None:
@@ -151,8 +153,13 @@ class Session:
                 found = evaluate(report.step)
             self.seconds += time.perf_counter() - began
             metrics |= {name if name.startswith("eval/") else f"eval/{name}": value for name, value in found.items()}
-        row = self.folder.append_metrics(report.step, metrics)
-        self.folder.append_timing(report.step, self.watch.take(), self.seconds)
+        try:
+            row = self.folder.append_metrics(report.step, metrics)
+            self.folder.append_timing(report.step, self.watch.take(), self.seconds)
+            self._unrecorded = 0
+        except OSError as error:
+            row = {"step": report.step, **metrics}
+            self._full(report.step, error)
         self._latest |= {name: value for name, value in row.items() if value is not None}
         if report.metrics.get("updates_skipped"):
             self.folder.event(
@@ -160,6 +167,17 @@ class Session:
             )
         self.mirrors.log(report.step, row)
         return row
+
+    def _full(self, step: int, error: OSError) -> None:
+        """The disk takes no more lines: samples are given up first, then, after a few steps, the run."""
+        self._samples_off = True
+        self._unrecorded += 1
+        try:
+            self.folder.event(step, "metrics_failed", f"step {step} was not recorded: {error}")
+        except OSError:
+            warnings.warn(f"step {step} was not recorded: {error}", stacklevel=2)
+        if self._unrecorded >= MAX_UNSAVED:
+            self.end("unsaved")
 
     def sample(self, report: StepReport, groups: int | None) -> None:
         """Keep some groups to look at; the first thing to be given up when the disk is full."""

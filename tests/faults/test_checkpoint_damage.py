@@ -52,12 +52,15 @@ def test_damage_is_named_and_the_one_before_is_taken(damage, name, halfway, whol
     assert (halfway / "checkpoints" / "aside-step-00000012").exists()
 
 
-def test_nothing_valid_begins_again(halfway, whole):
+def test_nothing_valid_is_an_error_and_nothing_is_thrown_away(halfway):
+    """Beginning again would cut the metrics back to nothing; that is for the user to decide."""
     for path in checkpoint.steps(RunFolder.open(halfway)):
         (path / "manifest.json").unlink()
-    summary, _ = train(halfway)
-    assert summary.events["checkpoint_damaged"] == 2
-    assert fingerprint(halfway) == whole[1]
+    before = (halfway / "metrics.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=r"every checkpoint in .* is damaged"):
+        train(halfway)
+    assert (halfway / "metrics.jsonl").read_bytes() == before
+    assert sum(row["event"] == "checkpoint_damaged" for row in RunFolder.open(halfway).events()) == 2
 
 
 def test_an_older_one_can_be_asked_for(halfway, whole):

@@ -56,6 +56,43 @@ def test_resume_goes_on_and_equals_the_uninterrupted_run(elsewhere):
     assert Path("runs/cut/metrics.jsonl").read_bytes() == Path("runs/whole/metrics.jsonl").read_bytes()
 
 
+def test_resume_keeps_what_was_asked_for_last(elsewhere, capsys):
+    """Longer by a flag once, then cut: the next plain resumption knows."""
+    assert main(["train", "bandit", "--logdir", "runs/a", "--steps", "3"]) == 0
+    assert main(["train", "--resume", "runs/a", "--steps", "5"]) == 0
+    assert json.loads(Path("runs/a/config.json").read_text())["run"]["steps"] == 5
+    assert main(["train", "--resume", "runs/a", "--steps", "4"]) == 2
+    assert "has done 5 steps already, more than run.steps=4" in capsys.readouterr().err
+    assert main(["train", "--resume", "runs/a", "--logdir", "runs/b"]) == 2
+    assert "leave --logdir out" in capsys.readouterr().err
+
+
+def test_every_checkpoint_damaged_is_an_error_that_changes_nothing(elsewhere, capsys):
+    assert main(["train", "bandit", "--logdir", "runs/a", "--steps", "3"]) == 0
+    for path in Path("runs/a/checkpoints").glob("step-*/arrays.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = Path("runs/a/metrics.jsonl").read_bytes()
+    assert main(["train", "--resume", "runs/a", "--steps", "5"]) == 2
+    error = capsys.readouterr().err
+    assert "is damaged" in error and error.count("\n") == 1
+    assert Path("runs/a/metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("words", ["--device cuda:99", "--device tpu", "--trackers nosuch"])
+def test_a_run_that_never_began_leaves_no_folder(words, elsewhere):
+    assert main(["train", "bandit", "--logdir", "runs/a", "--steps", "2", *words.split()]) == 2
+    assert not Path("runs/a").exists()
+
+
+def test_an_early_interrupt_is_130(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grpo.app.builders.start", interrupted)
+    assert main(["train", "bandit", "--steps", "1"]) == 130
+    assert capsys.readouterr().err == "grpo: interrupted\n"
+
+
 def test_resume_refuses_other_settings(elsewhere, capsys):
     assert main(["train", "bandit", "--logdir", "runs/a", "--steps", "2"]) == 0
     before = Path("runs/a/metrics.jsonl").read_bytes()
@@ -126,6 +163,8 @@ def test_presets_and_doctor(capsys):
 def test_settings_are_explained(capsys):
     assert main(["train", "--settings"]) == 0
     assert "A group of one has nothing to be compared with" in capsys.readouterr().out
+    assert main(["train", "bandit", "--settings"]) == 0
+    assert "--payoffs" in capsys.readouterr().out
 
 
 def test_prints_the_recipe_table(capsys):

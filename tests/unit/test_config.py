@@ -128,3 +128,20 @@ def test_the_table_lists_every_spelling():
         assert spelling.key in text
     with pytest.raises(ValueError, match='unknown dialect "rlinff"; did you mean "rlinf"'):
         spellings("rlinff")
+
+
+def test_a_dump_makes_the_same_config():
+    config = GRPOConfig(loss_type="dapo", epsilon=0.1)
+    assert GRPOConfig(**config.model_dump()) == config
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_numbers_are_finite(value):
+    with pytest.raises(ConfigError, match="learning_rate: input should be a finite number"):
+        GRPOConfig(learning_rate=value)
+
+
+def test_a_recipe_is_chosen_with_loss_type():
+    with pytest.raises(ConfigError, match="a recipe is chosen with loss_type"):
+        GRPOConfig(recipe="dapo")
+    assert GRPOConfig(recipe=None).recipe == {}

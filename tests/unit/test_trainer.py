@@ -483,3 +483,91 @@ def test_devices():
         with pytest.raises(ValueError, match="device='cuda' is not available here; use device=cpu or auto"):
             trainer(0, device="cuda")
     assert trainer(0, device="cpu").step(STATES)["reward"] is not None
+
+
+# --- what would go wrong in silence ---------------------------------------------------------------------------------
+
+
+def test_an_optimizer_of_other_tensors_is_refused():
+    other = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match=r"holds 1 tensors that policy.get_parameters\(\) does not return"):
+        trainer(0, optimizer=torch.optim.SGD([other], lr=0.1))
+    copies = Softmax()
+    copies.get_parameters = lambda: copies.state_dict()
+    with pytest.raises(ValueError, match="not a copy or state_dict"):
+        trainer(0, policy=copies, optimizer=torch.optim.SGD(copies.parameters(), lr=0.1))
+
+
+def test_log_probs_without_a_gradient_are_said_once():
+    policy = Softmax()
+    score = policy.get_log_probabilities
+    policy.get_log_probabilities = lambda states, actions: score(states, actions).detach()
+    made = trainer(0, policy=policy, beta=0.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.step(STATES)
+        made.step(STATES)
+    assert [str(w.message) for w in caught] == [
+        "the log-probs do not depend on the policy's parameters: nothing is updated"
+    ]
+
+
+def test_the_policy_is_not_its_own_reference():
+    policy = Softmax()
+    with pytest.raises(ValueError, match=r"pass copy.deepcopy\(policy\)"):
+        trainer(0, policy=policy, reference_policy=policy)
+
+
+def test_a_reference_without_a_kl_is_said():
+    with pytest.warns(UserWarning, match="reference_policy is not used"):
+        trainer(0, beta=0.0, reference_policy=Softmax())
+
+
+@pytest.mark.parametrize("poison", [float("inf"), float("-inf")])
+def test_one_infinite_log_prob_skips_the_update(poison):
+    """The ratio's limit would hide it."""
+    made = trainer(0, num_iterations=2)
+    log_probs = made.policy.log_probs
+
+    def broken(states, actions):
+        logp, mask = log_probs(states, actions)
+        if torch.is_grad_enabled():
+            logp = logp + torch.zeros_like(logp).index_fill(0, torch.tensor([3]), poison)
+        return logp, mask
+
+    made.policy.log_probs = broken
+    before = made.policy.parameters()["logits"].detach().clone()
+    assert made.step(STATES)["updates_skipped"] == 2.0
+    assert torch.equal(made.policy.parameters()["logits"], before)
+
+
+def test_train_takes_only_the_batches_it_uses():
+    batches = iter([STATES] * 5)
+    trainer(0).train(batches, steps=2)
+    assert len(list(batches)) == 3
+
+
+def test_a_state_of_another_optimizer_is_refused_before_anything_is_changed():
+    policy = Softmax()
+    other = trainer(1, policy=policy, optimizer=torch.optim.SGD(policy.parameters(), lr=0.1, momentum=0.9))
+    other.step(STATES)
+    made = trainer(0)
+    before = frozen_bytes(made)
+    with pytest.raises(ValueError, match="was saved with SGD, this trainer has AdamW"):
+        made.load_state(other.state())
+    assert same(before, frozen_bytes(made))
+
+
+def test_settings_are_a_config():
+    with pytest.raises(TypeError, match="config must be a GRPOConfig, got dict"):
+        GRPOTrainer({"group_size": 4}, Softmax(), None, Match())
+
+
+def test_parameters_are_named():
+    with pytest.raises(TypeError, match="must return a dict of names to tensors, got list"):
+        trainer(0, policy=changed(get_parameters=lambda: [torch.zeros(1)]))
+
+
+def test_a_generator_of_rewards_is_a_list_of_them():
+    report = trainer(0, reward=Given(lambda s, a: (float(x == y) for x, y in zip(s, a, strict=True)))).step(STATES)
+    assert 0 <= report["reward"] <= 1

@@ -83,6 +83,13 @@ def test_wrong_flags(flags, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_lists_can_be_given_as_flags():
+    got = resolved("bandit", flags=[("payoffs", "[[1, 0], [0, 1]]")])
+    assert got.config.payoffs == ((1.0, 0.0), (0.0, 1.0))
+    with pytest.raises(ConfigError, match="every phase the same number of arms"):
+        resolved("bandit", flags=[("payoffs", "[[1, 2], [3]]")])
+
+
 def test_no_task_lists_the_tasks():
     with pytest.raises(ConfigError, match="no task was named; give one of bandit first"):
         resolved("rlinf_math")
@@ -102,6 +109,9 @@ def test_unknown_presets_name_the_nearest():
         ("x: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("a: &x [1]\nb: *x", "my.yaml:2:4: aliases are not allowed in settings"),
         ("run: 5", "run must be a block"),
+        ("beta: 1\nbeta: 2", "my.yaml:2:1: beta is given twice"),
+        ("task: [1]", "task must be a word, found [1]"),
+        ("dialect: [1]", "dialect must be a word"),
     ],
 )
 def test_bad_yaml_names_file_line_and_column(tmp_path, text, message):

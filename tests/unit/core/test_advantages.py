@@ -376,7 +376,7 @@ def test_combine_rewards_skips_parts_without_an_opinion(kind):
 
 @pytest.mark.parametrize("bad", [INF, -INF])
 def test_combine_rewards_refuses_an_infinite_part(kind, bad):
-    with pytest.raises(ValueError, match=rf"^reward_parts: row 1, decision 0 is {bad};"):
+    with pytest.raises(ValueError, match=rf"^reward_parts: row 1, part 0 is {bad};"):
         adv.combine_rewards(kind.floats([[1.0, NAN], [bad, 1.0]]), kind.floats([1.0, 1.0]))
 
 
