@@ -159,6 +159,9 @@ class FrozenPolicy:
 class BanditSource:
     """Pulls arms with the policy and pays for them. It alone knows the phase."""
 
+    headline = ("regret_total", "best_arm_probability")
+    """What a person wants to see first."""
+
     def __init__(self, policy: SoftmaxPolicy, config: BanditConfig) -> None:
         self._policy, self._config = policy, config
         self._regret_total = 0.0

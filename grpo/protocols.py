@@ -100,7 +100,10 @@ class Reference(Protocol):
 
 
 class RolloutSource(Protocol):
-    """Where tries come from; may own environments, engines, learners."""
+    """Where tries come from; may own environments, engines, learners.
+
+    Optional: `headline`, names of its metrics that a person wants to see first.
+    """
 
     def collect(self, request: CollectRequest) -> Collected: ...
     def state(self) -> State: ...

@@ -23,7 +23,7 @@ from typing import Any
 from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
 from grpo.run.lock import locked
-from grpo.run.progress import Progress, make_progress
+from grpo.run.progress import SHOWN, Progress, make_progress
 from grpo.run.session import SamplesFailed, Session, Summary
 from grpo.run.signals import StopSignals
 from grpo.run.sinks import Sink
@@ -77,6 +77,7 @@ def run(
         session.mirrors.open(sinks)
         shown = make_progress(progress) if progress is None or isinstance(progress, str) else progress
         closing.callback(shown.close)
+        shown.names = (*getattr(trainer.source, "headline", ()), *SHOWN)
         shown.start(folder.path, trainer.steps_done, steps)
         closing.callback(setattr, trainer, "phase", trainer.phase)
         trainer.phase = session.watch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -18,6 +19,9 @@ SHOWN = ("reward", "kl", "entropy", "grad_norm")
 
 class Progress(Protocol):
     """Told what happens; shows it or not."""
+
+    names: Sequence[str]
+    """Metrics to show; the loop puts a source's own `headline` in front."""
 
     def start(self, path: Path, done: int, steps: int) -> None: ...
     def step(self, row: Row, seconds: float) -> None: ...
@@ -49,6 +53,8 @@ def printable(text: object) -> str:
 class Silent:
     """Shows nothing."""
 
+    names: Sequence[str] = SHOWN
+
     def start(self, path: Path, done: int, steps: int) -> None:
         """Nothing."""
 
@@ -76,11 +82,13 @@ class Plain(Silent):
     def step(self, row: Row, seconds: float) -> None:
         """step=10/100 reward=0.5 kl=0.01 seconds=0.2"""
         if row["step"] % self._every == 0 or row["step"] == self._steps:
-            self._print(" ".join([f"step={row['step']}/{self._steps}", *_pairs(row), f"seconds={seconds:.3g}"]))
+            self._print(
+                " ".join([f"step={row['step']}/{self._steps}", *_pairs(row, self.names), f"seconds={seconds:.3g}"])
+            )
 
     def finish(self, summary: Summary) -> None:
         """One line for each thing worth knowing at the end."""
-        for name, value in summary_rows(summary):
+        for name, value in summary_rows(summary, self.names):
             self._print(f"{name.replace(' ', '_')}={value}")
 
     def _print(self, line: str) -> None:
@@ -89,6 +97,8 @@ class Plain(Silent):
 
 class Live:
     """A bar with step, reward, KL, speed and time left, and a table at the end."""
+
+    names: Sequence[str] = SHOWN
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -116,7 +126,7 @@ class Live:
 
     def step(self, row: Row, seconds: float) -> None:
         """Move the bar."""
-        text = printable(" ".join(_pairs(row)))
+        text = printable(" ".join(_pairs(row, self.names)))
         self._bar.update(self._task, completed=row["step"], description=text, speed=f"{1 / max(seconds, 1e-9):.3g}/s")
 
     def finish(self, summary: Summary) -> None:
@@ -126,7 +136,7 @@ class Live:
 
         self.close()
         table = Table(show_header=False)
-        for name, value in summary_rows(summary):
+        for name, value in summary_rows(summary, self.names):
             table.add_row(Text(name), Text(printable(value)))
         self._console.print(table)
 
@@ -135,16 +145,16 @@ class Live:
         self._bar.stop()
 
 
-def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[str, str]]:
     """What is worth knowing at the end, and where the results are."""
     rows = [("ended", summary.reason), ("steps", str(summary.step)), ("seconds", f"{summary.seconds:.1f}")]
-    rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics)]  # type: ignore[misc]
+    rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics, names)]  # type: ignore[misc]
     rows += [(f"event {name}", str(count)) for name, count in sorted(summary.events.items())]
     rows.append(("checkpoint", str(summary.checkpoint.name) if summary.checkpoint else "none"))
     curve = summary.folder / "curve.png"
     return [*rows, *([("curve", str(curve))] if curve.exists() else []), ("results", str(summary.folder))]
 
 
-def _pairs(row: Row) -> list[str]:
-    found = [name for name in SHOWN if row.get(name) is not None]
+def _pairs(row: Row, names: Sequence[str]) -> list[str]:
+    found = [name for name in dict.fromkeys(names) if row.get(name) is not None]
     return [f"{name}={row[name]:.4g}" for name in found]

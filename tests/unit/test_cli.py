@@ -29,7 +29,9 @@ def test_train_leaves_a_run_and_says_where(elsewhere, capsys):
     assert main(["train", "bandit", "--run.steps", "3"]) == 0
     run = only_run(elsewhere)
     assert run.name.startswith("bandit-")
-    assert str(run) in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert str(run) in out
+    assert "\nregret_total=" in out  # what this room is about, before what all share
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
