@@ -302,8 +302,7 @@ def trajectory_advantages(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array
 def _per_reward(rollouts: Rollouts, recipe: Recipe, length_N: Array) -> Array:
     """Σ_k w_k · (reward k compared by itself)."""
     parts_NK, weight_K = wide(rollouts.reward_parts_NK), _part_weights(rollouts, recipe)
-    advantage_N = parts_NK[:, 0] * 0
-    advantage_N = masked(advantage_N, advantage_N == 0)
+    advantage_N = zeros((len(rollouts),), parts_NK)
     for k in range(parts_NK.shape[1]):
         part_N = parts_NK[:, k]
         opinion_N = astype(rollouts.scored_N & ~namespace(part_N).isnan(part_N), part_N)

@@ -26,6 +26,10 @@ class StepReport(Mapping[str, float | None]):
         self.scores = scores
         """Log-probs of the last pass: the first has ratio 1 and no clips."""
 
+    def forget(self) -> None:
+        """Let go of the arrays and keep the metrics."""
+        del self.experience, self.scores
+
     def __getitem__(self, name: str) -> float | None:
         return self.metrics[name]
 

@@ -104,14 +104,18 @@ class GRPOTrainer:
     ) -> list[StepReport]:
         """Many steps: one for each item of `states` (a list of states), at most `steps`.
 
-        Callbacks get each report; one that returns False ends the training.
+        Callbacks get each report; one that returns False ends the training. Of the reports that are returned, the last
+        has its arrays, the others their metrics.
         """
         if states is None and steps is None:
             raise ValueError("train() needs states, steps or both")
         reports: list[StepReport] = []
         for batch in islice(repeat(None) if states is None else states, steps):
-            reports.append(self.step(batch))
-            if any(callback(reports[-1]) is False for callback in callbacks):
+            report = self.step(batch)
+            if reports:
+                reports[-1].forget()
+            reports.append(report)
+            if any(callback(report) is False for callback in callbacks):
                 break
         return reports
 

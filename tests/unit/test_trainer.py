@@ -303,6 +303,7 @@ def test_train_with_steps_callbacks_and_its_own_states():
     assert len(reports) == 4 == len(seen)
     assert made.source.state().values == {"cursor": 8}
     assert [r.step for r in reports] == [1, 2, 3, 4]
+    assert [hasattr(r, "experience") for r in reports] == [False, False, False, True]  # memory stays flat
     with pytest.raises(ValueError, match="needs states, steps or both"):
         made.train()
 
