@@ -17,10 +17,11 @@ from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
 from grpo.run.session import SamplesFailed, Summary
+from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.sinks import SinkError
 from grpo.trainer import Diverged, GRPOTrainer
 
-FAILED, BAD_SETTINGS, PREEMPTED, INTERRUPTED = 1, 2, 75, 130
+FAILED, BAD_SETTINGS = 1, 2
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class Task:
 TASKS = {"bandit": Task("grpo.bandit", "BanditConfig")}
 
 
-def configs() -> dict[str, type[GRPOConfig]]:
-    """The settings class of every task."""
-    return {name: task.settings() for name, task in TASKS.items()}
+def configs() -> dict[str, Callable[[], type[GRPOConfig]]]:
+    """How to get at each task's settings class; only the chosen one loads its libraries."""
+    return {name: task.settings for name, task in TASKS.items()}
 
 
 def start(resolved: Resolved) -> int:
@@ -87,7 +88,7 @@ def _guarded(job: Callable[[], Summary]) -> int:
     """The job's exit code; what went wrong in one line."""
     try:
         summary = job()
-        if summary.exit_code in (PREEMPTED, INTERRUPTED):
+        if summary.reason in (PREEMPTED, INTERRUPTED):
             print(f"go on with: grpo train --resume {summary.folder}")
         return summary.exit_code
     except (FolderError, SinkError, ConfigError) as error:
@@ -131,8 +132,13 @@ def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False
     """The run; `keep`: how it is carried out changed, and the next resumption is to know."""
     how = resolved.run
     trainer = TASKS[resolved.task].trainer(resolved.config)
-    if keep:
-        folder.write_config(_document(resolved))
+
+    def at(point: str) -> None:
+        nonlocal keep
+        if keep and point == "step":  # not earlier: now the run holds the lock and has accepted the settings
+            folder.write_config(_document(resolved))
+            keep = False
+
     return run(
         trainer,
         how.steps,
@@ -144,4 +150,5 @@ def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False
         best_by=how.best_by,
         sample_every=how.sample_every,
         sinks=how.trackers,
+        at=at,
     )

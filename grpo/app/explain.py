@@ -46,7 +46,7 @@ def settings_text(task: str | None = None) -> str:
 
         if task not in configs():
             raise ConfigError(f"unknown task {task!r}{nearest(task, list(configs()))}; known: {', '.join(configs())}")
-        model = configs()[task]
+        model = configs()[task]()
     blocks = {
         f"The algorithm ({model.__name__})": _model_rows(model),
         "Columns of the recipe; the default is the recipe's own": _recipe_rows(),

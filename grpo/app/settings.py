@@ -6,7 +6,7 @@ first: an `algorithm:` block speaks RLinf's, everything else the common words; `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -177,8 +177,8 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
 # --- resolving ------------------------------------------------------------------------------------------------------
 
 
-def resolve(layers: Sequence[Layer], configs: Mapping[str, type[GRPOConfig]]) -> Resolved:
-    """One configuration from all layers; `configs` has the settings class of each task."""
+def resolve(layers: Sequence[Layer], configs: Mapping[str, Callable[[], type[GRPOConfig]]]) -> Resolved:
+    """One configuration from all layers; `configs` gives the settings class of each task."""
     task = next((layer.task for layer in reversed(layers) if layer.task), None)
     if task is None:
         raise ConfigError(
@@ -198,7 +198,7 @@ def resolve(layers: Sequence[Layer], configs: Mapping[str, type[GRPOConfig]]) ->
             firm = firm | {name} if layer.firm else firm - {name}
         run |= layer.run
         origins |= {f"run.{name}": layer.origin for name in layer.run}
-    model = configs[task]
+    model = configs[task]()
     _expect_known(settings, model, origins)
     return Resolved(task, _made(model, settings, firm, origins), _run_config(run), origins)
 

@@ -65,6 +65,10 @@ def test_resume_keeps_what_was_asked_for_last(elsewhere, capsys):
     assert json.loads(Path("runs/a/config.json").read_text())["run"]["steps"] == 5
     assert main(["train", "--resume", "runs/a", "--steps", "4"]) == 2
     assert "has done 5 steps already, more than run.steps=4" in capsys.readouterr().err
+    assert main(["train", "--resume", "runs/a", "--steps", "9", "--learning-rate", "7"]) == 2
+    capsys.readouterr()
+    assert json.loads(Path("runs/a/config.json").read_text())["run"]["steps"] == 5  # what was refused is not kept
+    assert main(["train", "--resume", "runs/a"]) == 0
     assert main(["train", "--resume", "runs/a", "--logdir", "runs/b"]) == 2
     assert "leave --logdir out" in capsys.readouterr().err
 
