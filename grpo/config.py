@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 COLUMNS = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "paper", "follows"))
 """Settings that belong to the recipe."""
 
+MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch")
+"""Sizes of a minibatch, in what it is made of."""
+WHOLE_ROWS = ("geometric", "vespo")
+"""Surrogates that look at a whole trajectory."""
+
 
 class ConfigError(ValueError):
     """A setting that is wrong, in one line that says what to do."""
@@ -40,6 +45,10 @@ class GRPOConfig(BaseModel):
     """Starts (prompts, states, seeds) sampled in one step, where the trainer chooses them."""
     groups_per_minibatch: int | None = Field(default=None, ge=1)
     """Starts in one optimiser step; None: all of them."""
+    rows_per_minibatch: int | None = Field(default=None, ge=1)
+    """Instead: single trajectories in one optimiser step."""
+    decisions_per_minibatch: int | None = Field(default=None, ge=1)
+    """Instead: single decisions in one optimiser step, of any trajectory; for policies without memory."""
     rows_per_microbatch: int | None = Field(default=None, ge=1)
     """Trajectories in one forward and backward pass; changes memory, not the gradient. None: all."""
     num_iterations: int = Field(default=1, ge=1)
@@ -91,10 +100,17 @@ class GRPOConfig(BaseModel):
     @cached_property
     def algorithm(self) -> Recipe:
         """The recipe with the changed columns."""
-        changes = dict(self.recipe)
-        if self.no_signal != "recipe":
-            changes["drop_no_signal"] = self.no_signal != "keep"
-        return recipe(self.loss_type, **changes)
+        return recipe(self.loss_type, **self._columns())
+
+    def _columns(self) -> dict[str, Any]:
+        """Columns that are not the recipe's own; a room may add those that its settings stand for."""
+        drops = {} if self.no_signal == "recipe" else {"drop_no_signal": self.no_signal != "keep"}
+        return self.recipe | drops
+
+    @property
+    def one_update(self) -> bool:
+        """Whether a step makes a single optimiser step: one pass, one minibatch."""
+        return self.num_iterations == 1 and not any(getattr(self, name) for name in MINIBATCHES)
 
     @property
     def idle(self) -> dict[str, str]:
@@ -156,9 +172,18 @@ def _check(config: GRPOConfig) -> None:
         )
     if config.idle:
         raise ConfigError("; ".join(f"{name} has no effect here: {remedy}" for name, remedy in config.idle.items()))
-    one_update = config.num_iterations == 1 and config.groups_per_minibatch is None
-    if config.old_logp == "detached" and not one_update:
-        raise ConfigError("old_logp=detached needs num_iterations=1 and no groups_per_minibatch; use recorded")
+    if config.old_logp == "detached" and not config.one_update:
+        raise ConfigError("old_logp=detached needs num_iterations=1 and a single minibatch; use recorded")
+    sizes = [name for name in MINIBATCHES if getattr(config, name)]
+    if len(sizes) > 1:
+        raise ConfigError(f"{' and '.join(sizes)} say the same thing; give one of them")
+    recipe = config.algorithm
+    alone = recipe.ratio == "token" and recipe.reduction == "token_mean" and recipe.surrogate not in WHOLE_ROWS
+    if config.decisions_per_minibatch and not alone:
+        raise ConfigError(
+            "decisions_per_minibatch takes trajectories apart, and this recipe needs them whole; set "
+            "reduction=token_mean and ratio=token, or use rows_per_minibatch"
+        )
 
 
 def one_line(error: ValidationError) -> str:

@@ -117,6 +117,7 @@ COMMON = (
     Spelling("clip_ratio_c", "dual_clip", "verl 3; ours: off unless set"),
     Spelling("ref_model_sync_steps", "ref_sync_steps", "TRL 512, EasyDeL 64"),
     Spelling("ref_model_mixup_alpha", "ref_mixup_alpha", "TRL 0.6, EasyDeL 0.9"),
+    Spelling("starts", "groups_per_step", "8; control 2"),
     Spelling("total_batch_size", "groups_per_step", "EasyDeL 32 prompts"),
     Spelling("sync_ref_model", "ref_sync_steps", "false: the other two ref_model keys are then not read"),
 )
@@ -179,6 +180,7 @@ SYSTEMS: dict[str, tuple[Spelling, ...]] = {
             lambda value: {"reduction": "token_mean"} if truth(value) else {},
         ),
     ),
+    "tutorial": (Spelling("batch_size", "decisions_per_minibatch", "32 decisions"),),
     "trl": (),
     "dreamer": (),
 }

@@ -27,7 +27,7 @@ from grpo.core.arrays import (
 )
 from grpo.core.reductions import Denominators
 from grpo.recipes import Recipe
-from grpo.rollouts import Rollouts, Scores, Status, row_index
+from grpo.rollouts import Rollouts, Scores, Status, alone, row_index
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,16 @@ class Experience:
         if part is self:
             return self
         return replace(part, denominators=count(part.mask_NT, recipe, part.selected_NT, part.present_N))
+
+    def decisions(self) -> Experience:
+        """The same with each decision as a row of its own (T = 1), whichever trajectory made it."""
+        own = {name: value for name, value in vars(self).items() if value is not None and name.endswith(("_NT", "_N"))}
+        made_NT = self.rollouts.mask_NT
+        return replace(
+            self,
+            rollouts=self.rollouts.decisions(),
+            **{name: alone(array, made_NT, name.endswith("_N")) for name, array in own.items()},
+        )
 
 
 def count(

@@ -544,6 +544,28 @@ _ROWS = (
         surrogate="dro",
         reduction="token_mean",
     ),
+    Recipe(
+        "control",
+        "GRPO for step-wise rewards: policy gradient with a group baseline, PPO's clip (arXiv:1707.06347)",
+        "This project's control room: reward-to-go, batch std, every decision counts alike; its advantage=linear "
+        "puts a fitted baseline in place of the group's mean at the same step.",
+        credit="reward_to_go",
+        scale="batch_std",
+        scale_eps=1e-8,
+        reduction="token_mean",
+    ),
+    Recipe(
+        "window",
+        "DeepSeekMath, arXiv:2402.03300, as a widely copied control tutorial writes it: a window of steps is the group",
+        "The tutorial: z-scored returns (ddof 1, eps 1e-8), clip 0.2, β·KL(old‖π); grpo.control takes that KL exactly.",
+        credit="reward_to_go",
+        gamma=0.99,
+        scale_eps=1e-8,
+        reduction="token_mean",
+        beta=0.001,
+        kl_to="old",
+        kl_direction="other_current",
+    ),
 )
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in _ROWS}

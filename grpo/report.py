@@ -13,7 +13,7 @@ from grpo.core.advantages import group_count
 from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward
 from grpo.recipes import Recipe
-from grpo.rollouts import Rollouts, Scores, Status
+from grpo.rollouts import Rollouts, Scores, Status, row_index
 
 
 class StepReport(Mapping[str, float | None]):
@@ -48,7 +48,7 @@ class StepReport(Mapping[str, float | None]):
 class Update:
     """One optimiser step, taken or skipped."""
 
-    rows: Sequence[int]
+    rows: Sequence[int] | Tensor
     logp_NT: Tensor
     values: Mapping[str, float]
     """Loss, its parts and metrics of the whole minibatch."""
@@ -78,15 +78,19 @@ class Updates:
         """Whether the step had no finite update."""
         return not any(update.finite for update in self._all)
 
-    def last_scores(self) -> Scores:
-        """Each row's log-probs when it was last scored."""
-        logp_NT = self._experience.rollouts.old_logp_NT.detach()
+    def last_scores(self, experience: Experience) -> Scores:
+        """Each decision's log-prob when it was last scored, laid out as in `experience`."""
+        logp_NT, fresh = self._experience.rollouts.old_logp_NT.detach(), False
         for update in self._all:
-            if update.rows == range(len(logp_NT)):
-                logp_NT = update.logp_NT
-            else:
-                logp_NT = logp_NT.clone()
-                logp_NT[list(update.rows)] = update.logp_NT.to(logp_NT.dtype)
+            if isinstance(update.rows, range) and update.rows == range(len(logp_NT)):
+                logp_NT, fresh = update.logp_NT, True
+                continue
+            logp_NT = logp_NT if fresh else logp_NT.clone()
+            logp_NT[row_index(update.rows, logp_NT)] = update.logp_NT.to(logp_NT.dtype)
+            fresh = True
+        if self._experience is not experience:  # it was taken apart into decisions
+            flat_M, logp_NT = logp_NT[:, 0], experience.rollouts.old_logp_NT.detach().clone()
+            logp_NT[experience.rollouts.mask_NT] = flat_M.to(logp_NT.dtype)
         return Scores(logp_NT)
 
     def metrics(self) -> dict[str, float | None]:

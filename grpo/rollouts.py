@@ -133,11 +133,29 @@ class Rollouts:
         """The same record for some rows, in the given order."""
         index = row_index(rows, self.mask_NT)
         chosen: dict[str, Any] = {name: array[index] for name, array in self._arrays()}
-        return replace(self, **chosen, inputs=_pick(self.inputs, index))
+        return self._same(**chosen, inputs=_pick(self.inputs, index))
+
+    def _same(self, **changes: Any) -> Rollouts:
+        """This record with other rows of itself: checked already, and so not again."""
+        made = object.__new__(Rollouts)
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        made.__dict__.update(own | changes)
+        return made
 
     def but(self, **changes: Any) -> Rollouts:
         """This record with some fields replaced, checked again."""
         return replace(self, **changes)
+
+    def decisions(self) -> Rollouts:
+        """The same record with each decision as a row of its own (T = 1). Inputs must have a row a decision too."""
+        chosen: dict[str, Any] = {
+            name: alone(array, self.mask_NT, name.endswith("_N"))
+            for name, array in self._arrays()
+            if name != "reward_parts_NK"
+        }
+        if self.reward_N is None and self.reward_NT is None:  # parts alone: they have been compared already
+            chosen["reward_NT"] = chosen["old_logp_NT"] * 0
+        return replace(self, **chosen, reward_parts_NK=None, inputs=_apart(self.inputs, self.mask_NT))
 
     @staticmethod
     def cat(parts: Sequence[Rollouts]) -> Rollouts:
@@ -162,6 +180,22 @@ def row_index(rows: Sequence[int] | Array, like: Array) -> Array:
     """Row numbers as an array that can index `like`."""
     xp = namespace(like)
     return xp.as_tensor(rows, device=like.device) if is_torch(like) else xp.asarray(rows)
+
+
+def alone(x: Array, mask_NT: Array, per_row: bool) -> Array:
+    """The entries of each decision that was made, as rows of one: (M, 1), or (M,) where `x` has one entry a row."""
+    if per_row:
+        return namespace(x).broadcast_to(x[:, None], tuple(mask_NT.shape))[mask_NT]
+    return x[mask_NT][:, None]
+
+
+def _apart(inputs: Any, mask_NT: Array) -> Any:
+    if isinstance(inputs, dict):
+        return {key: _apart(value, mask_NT) for key, value in inputs.items()}
+    if inputs is None or tuple(getattr(inputs, "shape", ()))[:2] != tuple(mask_NT.shape):
+        shape = tuple(mask_NT.shape)
+        raise TypeError(f"decisions can be taken apart only where inputs are arrays of shape {shape}, one a decision")
+    return inputs[mask_NT][:, None]
 
 
 def _pick(inputs: Any, index: Array) -> Any:

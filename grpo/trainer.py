@@ -81,18 +81,19 @@ class GRPOTrainer:
         with self.phase("reference"):
             ref_logp_NT = None if self.reference is None else self.reference.score(rollouts)
         experience = Experience.build(rollouts, self.recipe, ref_logp_NT, detached=self._detached)
-        updates = Updates(experience)
+        taught = experience.decisions() if self.config.decisions_per_minibatch else experience
+        updates = Updates(taught)
         with self.phase("update"):
             self.policy.train()
-            for number, rows in enumerate(self._minibatches(rollouts)):
-                batch = self._gated(experience.minibatch(rows, self.recipe), number)
+            for number, rows in enumerate(self._minibatches(taught.rollouts)):
+                batch = self._gated(taught.minibatch(rows, self.recipe), number)
                 updates.add(self._update(rows, batch))
                 if updates.far_enough(self.config.target_kl):
                     break
         self.steps_done += 1
         self._sync_reference()
         metrics |= updates.metrics() | dict(self.source.metrics())
-        report = StepReport(self.steps_done, metrics, experience, updates.last_scores())
+        report = StepReport(self.steps_done, metrics, experience, updates.last_scores(experience))
         self._watch(updates, report)
         return report
 
@@ -158,25 +159,23 @@ class GRPOTrainer:
     @property
     def _detached(self) -> bool:
         """Whether the ratio compares with the current policy: one pass, one minibatch."""
-        one_update = self.config.num_iterations == 1 and self.config.groups_per_minibatch is None
-        return self.config.old_logp == "detached" or (self.config.old_logp == "auto" and one_update)
+        return self.config.old_logp == "detached" or (self.config.old_logp == "auto" and self.config.one_update)
 
     # --- update -----------------------------------------------------------------------------------------------------
 
-    def _minibatches(self, rollouts: Rollouts) -> Iterator[Sequence[int]]:
-        """Rows of whole groups, in an order drawn from (seed, step, pass); every group once a pass."""
-        size = self.config.groups_per_minibatch
-        if size is None:
-            yield from repeat(range(len(rollouts)), self.config.num_iterations)
-            return
-        members: dict[int, list[int]] = {}
-        for row, group in enumerate(rollouts.group_N.tolist()):
-            members.setdefault(group, []).append(row)
-        groups = list(members.values())
-        for number in range(self.config.num_iterations):
-            order = torch.randperm(len(groups), generator=self._generator(number)).tolist()
-            for start in range(0, len(groups), size):
-                yield [row for i in order[start : start + size] for row in groups[i]]
+    def _minibatches(self, rollouts: Rollouts) -> Iterator[Sequence[int] | Tensor]:
+        """Rows, or those of whole groups, in an order drawn from (seed, step, pass); every one once a pass."""
+        config, everything = self.config, range(len(rollouts))
+        size = config.groups_per_minibatch or config.rows_per_minibatch or config.decisions_per_minibatch
+        members = _members(rollouts) if config.groups_per_minibatch else None
+        count = len(members or everything)
+        for number in range(config.num_iterations):
+            if size is None or size >= count:
+                yield everything
+                continue
+            order = torch.randperm(count, generator=self._generator(number))
+            for chosen in torch.split(order, size):
+                yield chosen if members is None else [row for i in chosen.tolist() for row in members[i]]
 
     def _gated(self, batch: Experience, number: int) -> Experience:
         """Gates that span rows, from scores of the whole minibatch; most recipes have none."""
@@ -187,7 +186,7 @@ class GRPOTrainer:
         priority_NT = torch.rand(tuple(batch.mask_NT.shape), generator=self._generator(-1 - number))
         return with_gates(batch, scores, self.recipe, priority_NT.to(scores.logp_NT))
 
-    def _update(self, rows: Sequence[int], batch: Experience) -> Update:
+    def _update(self, rows: Sequence[int] | Tensor, batch: Experience) -> Update:
         """Gradients of the whole minibatch, then one optimiser step; or none, and everything stays as it was."""
         values, logp_NT = self._gradients(batch)
         parameters = [p for p in self.policy.parameters().values() if p.grad is not None]
@@ -356,6 +355,14 @@ class GRPOTrainer:
         self.policy.version = int(state.values["version"])
         self.steps_done = int(state.values["steps_done"])
         self._nonfinite_in_a_row = int(state.values["nonfinite_in_a_row"])
+
+
+def _members(rollouts: Rollouts) -> list[list[int]]:
+    """The rows of each group."""
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(rollouts.group_N.tolist()):
+        members.setdefault(group, []).append(row)
+    return list(members.values())
 
 
 def _renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:

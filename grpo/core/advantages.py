@@ -252,6 +252,41 @@ def decision_energy(old_logp_NT: Array, sum_sq_NT: Array) -> Array:
 # --- whitening ------------------------------------------------------------------------------------------------------
 
 
+def ridge_baseline(
+    feature_MD: Array, target_M: Array, half_M: Array, weight_M: Array | None = None, ridge: float = 1e-3
+) -> Array:
+    """What a linear model of the features expects of each target, fitted on the *other* half: it never saw its own.
+
+    min_w Σ (y − x·w)² + λ·m·|w|², features standardised and targets centred on the half that is fitted (m entries).
+    `half_M` is 0 or 1. A half without entries to fit on predicts 0.
+    """
+    xp = namespace(target_M)
+    expect_ndim(2, feature=feature_MD)
+    expect_shape(tuple(target_M.shape), half=half_M, weight=weight_M)
+    feature_MD, target_M = wide(feature_MD), wide(target_M)
+    weight_M = zeros(target_M.shape, target_M, 1.0) if weight_M is None else astype(weight_M, target_M)
+    baseline_M = target_M * 0
+    for half in (0, 1):
+        own_M = weight_M * astype(half_M != half, weight_M)
+        count = _at_least_one(own_M.sum())
+        mean_D = (own_M[:, None] * feature_MD).sum(0) / count
+        centred_MD = feature_MD - mean_D
+        weighted_MD = own_M[:, None] * centred_MD
+        scale_D = xp.sqrt((weighted_MD * centred_MD).sum(0) / count)
+        scale_D = xp.where(scale_D > 1e-8, scale_D, scale_D * 0 + 1)  # a feature that never moves is only centred
+        gram_DD = (weighted_MD / scale_D).T @ (centred_MD / scale_D)
+        level = (own_M * target_M).sum() / count
+        moment_D = (weighted_MD / scale_D).T @ (target_M - level)
+        slope_D = xp.linalg.solve(gram_DD + ridge * count * _identity(gram_DD), moment_D) / scale_D
+        baseline_M = xp.where(half_M == half, level + centred_MD @ slope_D, baseline_M)
+    return baseline_M
+
+
+def _identity(like_DD: Array) -> Array:
+    index_D = positions(like_DD.shape[0], like_DD)
+    return astype(index_D[:, None] == index_D[None, :], like_DD)
+
+
 def whiten(
     x_NT: Array, mask_NT: Array, weight_NT: Array | None = None, ddof: float = 1.0, eps: float = 1e-8, root: bool = True
 ) -> Array:
