@@ -42,10 +42,18 @@ class RunConfig(BaseModel):
     """Best checkpoints that are kept beside them."""
     best_by: str = "reward"
     """The metric that decides which is best: the highest, or with a leading minus the lowest."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """Steps between evaluations, where the task has one; None: never."""
+    stop_at: float | None = None
+    """Ends the run once `best_by` reaches this."""
+    env_steps: int | None = Field(None, ge=1)
+    """Ends the run after so many environment steps, where the task counts them."""
     sample_every: int = Field(10, ge=1)
     """Steps between samples of what was tried and how it was judged."""
     trackers: tuple[str, ...] = ()
     """Mirrors of the metrics: tensorboard, wandb, trackio. The run folder always has them."""
+    project: str | None = None
+    """The project's name at wandb or trackio; None: WANDB_PROJECT, TRACKIO_PROJECT, or grpo."""
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,14 @@ def resume_point(folder: RunFolder, step: int | None = None) -> Checkpoint | Non
     return None
 
 
+def best(folder: RunFolder) -> Checkpoint | None:
+    """The checkpoint with the highest score, the newest of equals; None where none has one."""
+    scored = [(score, path) for path in steps(folder) if isinstance(score := _score_of(path), int | float)]
+    if not scored:
+        return None
+    return load(max(scored, key=lambda item: (item[0], item[1].name))[1])
+
+
 def steps(folder: RunFolder) -> list[Path]:
     """Published checkpoints, oldest first, by step number."""
     found = [path for path in folder.checkpoints.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]

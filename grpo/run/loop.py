@@ -9,7 +9,8 @@
     └──── enough steps? signal? stop()? ◄── checkpoint? ◄── failures within budget? ◄── samples?
           │
           ▼
-    last checkpoint ─► curve.png ─► Summary (its exit_code: 0 done · 1 failed · 75 preempted · 130 interrupted)
+    last checkpoint ─► curve.png ─► what the source leaves (a video) ─► Summary
+                                       (its exit_code: 0 done · 1 failed · 75 preempted · 130 interrupted)
 
 Checkpoints exist only between steps: a run that is cut inside one does it again, with the same numbers.
 """
@@ -45,6 +46,7 @@ def run(
     sample_every: int | None = 10,
     sample_groups: int | None = 4,
     sinks: Sequence[str | Sink] = (),
+    project: str | None = None,
     progress: str | Progress | None = "auto",
     evaluate: Callable[[int], Mapping[str, Any]] | None = None,
     evaluate_every: int | None = None,
@@ -61,7 +63,8 @@ def run(
     keep_last, keep_best: checkpoints that stay: the newest (None: all), and those with the highest `best_by`, a metric
         (with a leading minus: the lowest).
     sample_every, sample_groups: which groups are kept to look at (None: never; all of the step).
-    sinks: mirrors of the metrics: `tensorboard`, `wandb`, `trackio`, or your own. progress: auto, live, plain, None.
+    sinks: mirrors of the metrics: `tensorboard`, `wandb`, `trackio`, or your own; `project`: its name there.
+    progress: auto, live, plain, None.
     evaluate: gives further metrics for a step, every `evaluate_every` steps; never moves the training's randomness.
     stop: ends the run, with a checkpoint, once it returns True. failure_budget: share of samples that may fail.
     at: told each point of a save (`checkpoint.POINTS`) and each step's beginning (`step`).
@@ -74,7 +77,7 @@ def run(
         session = Session(trainer, folder, keep_last, keep_best, best_by, failure_budget, at)
         session.begin(resume, harmless)
         closing.callback(session.mirrors.close)
-        session.mirrors.open(sinks)
+        session.mirrors.open(sinks, project)
         shown = make_progress(progress) if progress is None or isinstance(progress, str) else progress
         closing.callback(shown.close)
         shown.names = (*getattr(trainer.source, "headline", ()), *SHOWN)
@@ -98,6 +101,8 @@ def run(
         session.save()
         if curve:
             session.draw()
+        if session.reason in ("done", "stopped"):
+            session.leave()
         summary = session.summary()
         shown.finish(summary)
         return summary

@@ -1,7 +1,8 @@
-"""curve.png: reward with its spread, and the panels that say whether learning is healthy. Drawn without a display."""
+"""curve.png: reward (or what the source names) with its spread, and the panels that say whether learning is healthy. Drawn without a display."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,15 @@ PANELS = ("reward", "kl", "entropy", "clip_ratio/region_mean", "grad_norm")
 """Drawn where a run has them."""
 
 
-def draw(folder: RunFolder) -> Path:
-    """Write the folder's curve.png. Figures are made directly, so that a notebook's own plotting is left alone."""
+def draw(folder: RunFolder, first: Sequence[str] = ()) -> Path:
+    """Write the folder's curve.png, `first` on top. Figures are made directly, so that a notebook's own plotting is left alone."""
     rows = folder.metrics()
     if not rows:
         raise ValueError("there are no steps to draw")
-    names = [name for name in PANELS if any(row.get(name) for row in rows)]
-    names += [name for name in sorted({name for row in rows for name in row}) if name.startswith("eval/")][:3]
+    own = first or PANELS[:1]
+    names = [name for name in (*own, *PANELS[1:]) if any(row.get(name) for row in rows)]
+    evaluated = sorted({name for row in rows for name in row if name.startswith("eval/") and not name.endswith("_std")})
+    names += [name for name in evaluated if name not in names][:3]
     figure = Figure(figsize=(7, 1.2 + 1.9 * max(len(names), 1)), layout="constrained")
     FigureCanvasAgg(figure)
     step = np.array([row["step"] for row in rows])
@@ -31,9 +34,8 @@ def draw(folder: RunFolder) -> Path:
         value = _column(rows, name)
         known = np.isfinite(value)
         axes.plot(step[known], value[known], linewidth=1.2, marker="." if known.sum() < 40 else None)
-        if name == "reward":
-            spread = np.nan_to_num(_column(rows, "reward_std"))
-            axes.fill_between(step, value - spread, value + spread, alpha=0.2, linewidth=0)
+        spread = np.nan_to_num(_column(rows, f"{name}_std"))[known]
+        axes.fill_between(step[known], value[known] - spread, value[known] + spread, alpha=0.2, linewidth=0)
         axes.set_ylabel(name)
         axes.grid(alpha=0.3)
         axes.set_xlabel("step" if name == names[-1] else "")

@@ -23,7 +23,7 @@ class Progress(Protocol):
     names: Sequence[str]
     """Metrics to show; the loop puts a source's own `headline` in front."""
 
-    def start(self, path: Path, done: int, steps: int) -> None: ...
+    def start(self, path: Path | None, done: int, steps: int) -> None: ...
     def step(self, row: Row, seconds: float) -> None: ...
     def finish(self, summary: Summary) -> None: ...
     def close(self) -> None: ...
@@ -55,7 +55,7 @@ class Silent:
 
     names: Sequence[str] = SHOWN
 
-    def start(self, path: Path, done: int, steps: int) -> None:
+    def start(self, path: Path | None, done: int, steps: int) -> None:
         """Nothing."""
 
     def step(self, row: Row, seconds: float) -> None:
@@ -74,10 +74,10 @@ class Plain(Silent):
     def __init__(self, every: int = 1, file: TextIO | None = None) -> None:
         self._every, self._file, self._steps = every, file, 0
 
-    def start(self, path: Path, done: int, steps: int) -> None:
+    def start(self, path: Path | None, done: int, steps: int) -> None:
         """Where the results will be."""
         self._steps = steps
-        self._print(f"run={path} step={done} steps={steps}")
+        self._print(f"run={path or '-'} step={done} steps={steps}")
 
     def step(self, row: Row, seconds: float) -> None:
         """step=10/100 reward=0.5 kl=0.01 seconds=0.2"""
@@ -116,11 +116,12 @@ class Live:
         )
         self._task: Any = None
 
-    def start(self, path: Path, done: int, steps: int) -> None:
+    def start(self, path: Path | None, done: int, steps: int) -> None:
         """Where the results will be, then the bar."""
         from rich.text import Text
 
-        self._console.print(Text(printable(path)))
+        if path is not None:
+            self._console.print(Text(printable(path)))
         self._bar.start()
         self._task = self._bar.add_task("", total=steps, completed=done, speed="")
 
@@ -151,10 +152,16 @@ def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[s
     rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics, names)]  # type: ignore[misc]
     rows += [(f"event {name}", str(count)) for name, count in sorted(summary.events.items())]
     rows.append(("checkpoint", str(summary.checkpoint.name) if summary.checkpoint else "none"))
-    curve = summary.folder / "curve.png"
-    return [*rows, *([("curve", str(curve))] if curve.exists() else []), ("results", str(summary.folder))]
+    files = {"curve": summary.folder / "curve.png", "video": summary.folder / "video.mp4"}
+    rows += [(name, str(path)) for name, path in files.items() if path.exists()]
+    return [*rows, ("results", str(summary.folder))]
 
 
 def _pairs(row: Row, names: Sequence[str]) -> list[str]:
     found = [name for name in dict.fromkeys(names) if row.get(name) is not None]
-    return [f"{name}={row[name]:.4g}" for name in found]
+    return [f"{name}={_short(row[name])}" for name in found]
+
+
+def _short(value: float) -> str:
+    """Counts whole, measurements to four digits."""
+    return f"{value:.0f}" if abs(value) >= 1000 and float(value).is_integer() else f"{value:.4g}"

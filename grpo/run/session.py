@@ -152,7 +152,9 @@ class Session:
                 seed_all(self.trainer.config.seed, report.step, "evaluate")
                 found = evaluate(report.step)
             self.seconds += time.perf_counter() - began
-            metrics |= {name if name.startswith("eval/") else f"eval/{name}": value for name, value in found.items()}
+            named = {name if name.startswith("eval/") else f"eval/{name}": value for name, value in found.items()}
+            report.metrics |= named
+            metrics |= named
         try:
             row = self.folder.append_metrics(report.step, metrics)
             self.folder.append_timing(report.step, self.watch.take(), self.seconds)
@@ -238,9 +240,26 @@ class Session:
         try:
             from grpo.run.plot import draw  # here: it loads matplotlib
 
-            draw(self.folder)
+            draw(self.folder, getattr(self.trainer.source, "panels", ()))
         except (ImportError, OSError, ValueError) as error:
             self.folder.event(self.trainer.steps_done, "no_curve", f"curve.png was not drawn: {error}")
+
+    def leave(self) -> None:
+        """What the source makes of the best policy (a video, say), for the folder and the mirrors."""
+        make: Callable[[Path], Mapping[str, Path]] | None = getattr(self.trainer.source, "leave", None)
+        if make is None or self._saved is None:
+            return
+        last = self.trainer.state()
+        try:
+            best = checkpoint.best(self.folder) if self.keep_best else None
+            if best is not None:
+                self.trainer.load_state(best.state)
+            for kind, path in make(self.folder.path).items():
+                self.mirrors.show(self.trainer.steps_done, kind, path)
+        except Exception as error:  # whatever drawing and encoding may raise: the run itself is done
+            self.folder.event(self.trainer.steps_done, "nothing_to_show", str(error))
+        finally:
+            self.trainer.load_state(last)
 
     def summary(self) -> Summary:
         """How it ended."""

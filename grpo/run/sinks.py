@@ -6,19 +6,23 @@ Each library is optional and loaded by the function that bears its name.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from grpo.run.folder import Row, RunFolder
 
 
 class Sink(Protocol):
-    """Where metrics may go besides the run folder."""
+    """Where metrics may go besides the run folder. Optional: `show(step, name, path)`, for a video."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> Any: ...
     def close(self) -> Any: ...
@@ -35,11 +39,11 @@ class Mirrors:
         self._sinks: list[Sink] = []
         self._folder, self._step = folder, 0
 
-    def open(self, sinks: Sequence[str | Sink]) -> None:
+    def open(self, sinks: Sequence[str | Sink], project: str | None = None) -> None:
         """Make those given by name. A missing library is an error, a tracker that is down an event."""
         for sink in sinks:
             try:
-                self._sinks.append(make_sink(sink, self._folder) if isinstance(sink, str) else sink)
+                self._sinks.append(make_sink(sink, self._folder, project) if isinstance(sink, str) else sink)
             except SinkError:
                 raise
             except Exception as error:  # whatever a tracker may raise
@@ -51,6 +55,12 @@ class Mirrors:
         metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
         for sink in list(self._sinks):
             self._try(sink, partial(sink.log, step, metrics))
+
+    def show(self, step: int, name: str, path: Path) -> None:
+        """Pass on a file to look at, to those that can show it."""
+        for sink in list(self._sinks):
+            if (show := getattr(sink, "show", None)) is not None:
+                self._try(sink, partial(show, step, name, path))
 
     def close(self) -> None:
         """Finish them all."""
@@ -71,23 +81,23 @@ class Mirrors:
         self._folder.event(self._step, "sink_failed", message)
 
 
-def make_sink(name: str, folder: RunFolder) -> Sink:
+def make_sink(name: str, folder: RunFolder, project: str | None = None) -> Sink:
     """The sink of this name for this run; what it is told of the settings has its secrets taken out already."""
-    makers: dict[str, Callable[[RunFolder], Sink]] = {
+    makers: dict[str, Callable[[RunFolder, str | None], Sink]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
         "trackio": Trackio,
     }
     if name not in makers:
         raise SinkError(f"unknown sink {name!r}; known: {', '.join(makers)}")
-    return makers[name](folder)
+    return makers[name](folder, project)
 
 
 class TensorBoard:
     """Event files in the run folder's `tensorboard/`: `tensorboard --logdir runs`."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        module = _load("tensorboardX", "tensorboard")
+    def __init__(self, folder: RunFolder, project: str | None = None) -> None:
+        module = self._module = _load("tensorboardX", "tensorboard")
         rows = folder.metrics()  # on resume, what was drawn after this step is drawn again
         self._writer = module.SummaryWriter(
             str(folder.path / "tensorboard"), purge_step=rows[-1]["step"] + 1 if rows else None
@@ -99,6 +109,13 @@ class TensorBoard:
             if math.isfinite(value):
                 self._writer.add_scalar(name, value, step)
 
+    def show(self, step: int, name: str, path: Path) -> None:
+        """A video as a moving picture among the images."""
+        picture = moving_picture(path)
+        image = self._module.proto.summary_pb2.Summary.Image(encoded_image_string=picture, colorspace=3)
+        value = self._module.proto.summary_pb2.Summary.Value(tag=name, image=image)
+        self._writer.file_writer.add_summary(self._module.proto.summary_pb2.Summary(value=[value]), step)
+
     def close(self) -> None:
         """Write what is buffered."""
         self._writer.close()
@@ -107,8 +124,8 @@ class TensorBoard:
 class WeightsAndBiases:
     """A wandb run named like the folder; resumed under the same id."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        module = _load("wandb", "wandb")
+    def __init__(self, folder: RunFolder, project: str | None = None) -> None:
+        module = self._module = _load("wandb", "wandb")
         # No code, command line, console or machine facts: they may hold what was taken out of the settings.
         quiet = module.Settings(
             console="off",
@@ -119,7 +136,7 @@ class WeightsAndBiases:
             x_disable_stats=True,
         )
         self._run = module.init(
-            project=os.environ.get("WANDB_PROJECT", "grpo"),
+            project=project or os.environ.get("WANDB_PROJECT", "grpo"),
             name=folder.path.name,
             id=_identity(folder),
             resume="allow",
@@ -132,6 +149,10 @@ class WeightsAndBiases:
         """One row."""
         self._run.log(dict(metrics), step=step)
 
+    def show(self, step: int, name: str, path: Path) -> None:
+        """A video beside the curves."""
+        self._run.log({name: self._module.Video(str(path), format=path.suffix[1:])}, step=step)
+
     def close(self) -> None:
         """Upload the rest."""
         self._run.finish()
@@ -140,9 +161,9 @@ class WeightsAndBiases:
 class Trackio:
     """A Trackio run named after the folder; resumed under the same name."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, project: str | None = None) -> None:
         module = _load("trackio", "trackio")
-        project = os.environ.get("TRACKIO_PROJECT", "grpo")
+        project = project or os.environ.get("TRACKIO_PROJECT", "grpo")
         self._run = module.init(project=project, name=_identity(folder), resume="allow", config=folder.config)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -152,6 +173,23 @@ class Trackio:
     def close(self) -> None:
         """Write the rest."""
         self._run.finish()
+
+
+def moving_picture(path: Path, most: int = 200, width: int = 320) -> bytes:
+    """A video as a GIF of at most so many frames and pixels across."""
+    from PIL import Image  # here: matplotlib brings it
+
+    frames_of = import_module("imageio_ffmpeg").read_frames(str(path))
+    about = next(frames_of)
+    shape = (about["size"][1], about["size"][0], 3)
+    frames = [np.frombuffer(frame, np.uint8).reshape(shape) for frame in frames_of]
+    every = -(-len(frames) // most)
+    zoom = -(-shape[1] // width)
+    pictures = [Image.fromarray(frame[::zoom, ::zoom].copy()) for frame in frames[::every]]
+    made = io.BytesIO()
+    later, pause = pictures[1:], int(1000 * every / about["fps"])
+    pictures[0].save(made, format="GIF", save_all=True, append_images=later, duration=pause, loop=0)
+    return made.getvalue()
 
 
 def _identity(folder: RunFolder) -> str:
