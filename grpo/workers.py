@@ -52,17 +52,23 @@ class CannotStart(RuntimeError):
 
 
 class Worker:
-    """One process that runs one function, one call at a time; replaced after a kill."""
+    """One process that runs one function, one call at a time; replaced after a kill.
 
-    def __init__(self, function: Callable[[Any], Any], timeout: float, context: Any) -> None:
+    `serve` is what the process does with the function; without it, every call leaves the process as it found it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], timeout: float, context: Any, serve: Callable[..., None] | None = None
+    ) -> None:
         self._function, self._timeout, self._context = function, timeout, context
+        self._serve = serve or _serve
         self._deadline = 0.0
         self._start()
 
     def _start(self) -> None:
         self.pipe, theirs = self._context.Pipe()
         self._process = self._context.Process(
-            target=_serve,
+            target=self._serve,
             args=(theirs, self._function, self._timeout + ORPHAN_GRACE),
             daemon=True,
             name=f"worker {_name(self._function)}",
@@ -94,7 +100,7 @@ class Worker:
         try:
             message = bytes(ForkingPickler.dumps((item, seed)))
         except Exception as error:  # anything a user's class may raise
-            return Outcome(error=f"{_name(self._function)}: its argument cannot be sent ({_line(error)})")
+            return Outcome(error=f"{_name(self._function)}: its argument cannot be sent ({line(error)})")
         try:
             self.wait_ready()
         except CannotStart as error:
@@ -115,7 +121,7 @@ class Worker:
             self.restart()
             return Outcome(error=f"{_name(self._function)}: its process died (exit code {code})")
         except Exception as error:  # a value that cannot be made again on this side
-            return Outcome(error=f"{_name(self._function)}: its value cannot be read ({_line(error)})")
+            return Outcome(error=f"{_name(self._function)}: its value cannot be read ({line(error)})")
 
     def seconds_left(self) -> float:
         """Until the call is too slow."""
@@ -157,16 +163,16 @@ class Pool:
         self._workers: list[Worker] = []
         self._closed = False
         # Before multiprocessing's own exit handler, which would wait for ever for a worker that ignores SIGTERM.
-        self._at_exit = util.Finalize(self, _close_all, (self._workers,), exitpriority=100)
+        self._at_exit = util.Finalize(self, close_all, (self._workers,), exitpriority=100)
         try:
             ForkingPickler.dumps(function)
             context = multiprocessing.get_context(start)
             self._workers += [Worker(function, timeout, context) for _ in range(workers)]
             self._workers[0].wait_ready()
         except Exception as error:  # each kind of object fails to be sent in its own way
-            _close_all(self._workers)
+            close_all(self._workers)
             warnings.warn(
-                f"{_name(function)} cannot run in another process ({_line(error)}): it runs in this one, without a "
+                f"{_name(function)} cannot run in another process ({line(error)}): it runs in this one, without a "
                 "time limit; define it at the top of a module to change that",
                 stacklevel=2,
             )
@@ -194,7 +200,7 @@ class Pool:
                     busy[worker] = at
                 else:
                     idle.append(worker)
-            for worker, outcome in _finished(list(busy)):
+            for worker, outcome in finished(list(busy)):
                 found[busy.pop(worker)] = outcome
                 idle.append(worker)
         return [outcome for outcome in found if outcome is not None]
@@ -211,7 +217,7 @@ class Pool:
         self.close()
 
 
-def _finished(busy: Sequence[Worker]) -> list[tuple[Worker, Outcome]]:
+def finished(busy: Sequence[Worker]) -> list[tuple[Worker, Outcome]]:
     """Wait for the first answers or the next deadline."""
     if not busy:
         return []
@@ -222,7 +228,8 @@ def _finished(busy: Sequence[Worker]) -> list[tuple[Worker, Outcome]]:
     return done + [(worker, worker.give_up()) for worker in late if worker not in dict(done)]
 
 
-def _close_all(workers: list[Worker]) -> None:
+def close_all(workers: list[Worker]) -> None:
+    """End them all, and empty the list."""
     while workers:
         workers.pop().close()
 
@@ -242,7 +249,7 @@ def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: f
             except (EOFError, OSError):
                 return
             except Exception as error:  # an argument that cannot be made again on this side
-                pipe.send((None, f"{_name(function)}: its argument cannot be read ({_line(error)})"))
+                pipe.send((None, f"{_name(function)}: its argument cannot be read ({line(error)})"))
                 continue
             _seed(seed)
             # A thread of the interpreter's own, which needs no GIL: ends the process should the parent be gone.
@@ -254,7 +261,7 @@ def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: f
             except OSError:
                 return
             except Exception as error:  # a value that cannot be sent
-                pipe.send((None, f"{_name(function)}: its value cannot be sent ({_line(error)})"))
+                pipe.send((None, f"{_name(function)}: its value cannot be sent ({line(error)})"))
             os.chdir(home)
             os.environ.clear()
             os.environ.update(environment)
@@ -266,7 +273,7 @@ def _call(function: Callable[[Any], Any], item: Any) -> Outcome:
     except BaseException as error:  # also sys.exit: a reward has no say in when training ends
         if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
             raise  # a person's Ctrl-C, while running inline
-        return Outcome(error=f"{_name(function)}: {_line(error)}")
+        return Outcome(error=f"{_name(function)}: {line(error)}")
 
 
 def _seed(seed: str) -> None:
@@ -283,7 +290,7 @@ def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
-def _line(error: BaseException) -> str:
+def line(error: BaseException) -> str:
     """An exception in one short line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -1,0 +1,327 @@
+"""From what a user names to a fleet: ids, classes, files, factories and instances, and who is to step them.
+
+    make_fleet("CartPole-v1", 64)                      arrays of our own
+    make_fleet("MiniGrid-Empty-5x5-v0", 8)             one after the other, in this process
+    make_fleet("my_package.envs:Maze", 8, workers=4)   your own code: in processes that may hang or die
+    make_fleet("maze.py:Maze", 8)
+    make_fleet(lambda: Maze(size=5), 8)
+
+Every episode must end, so an environment without a time limit of its own gets one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeAlias, cast
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import TimeLimit
+
+from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.serial import Env, SerialFleet, name_of, time_limit
+from grpo.workers import CannotStart, line
+
+Kind: TypeAlias = Literal["auto", "classic", "vector", "envpool", "serial", "processes"]
+KINDS: tuple[Kind, ...] = ("auto", "classic", "vector", "envpool", "serial", "processes")
+
+DEFAULT_HORIZON = 1000
+"""Steps after which an episode is cut where nothing else limits it."""
+
+TRUSTED = ("gymnasium", "minigrid", "ale_py", "gymnasium_robotics")
+"""Packages whose environments neither hang nor die, so that they need no process of their own."""
+
+_ROBOTS = ("Fetch", "Hand", "AntMaze", "PointMaze", "AdroitHand", "FrankaKitchen")
+PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
+    ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
+    ("ALE/",): ("ale_py", "ale-py"),
+    _ROBOTS: ("gymnasium_robotics", "gymnasium-robotics"),
+}
+"""How ids begin → the module that registers them, and what to install for it."""
+
+
+@dataclass(frozen=True)
+class EnvFactory:
+    """How to make one environment; it can be sent to other processes if its parts can.
+
+    `env` is a registered id ("CartPole-v1", "MyPackage/MyEnv-v0", "my_module:MyEnv-v0"), a class or factory function
+    ("my_package.module:MyEnv", "path/to/file.py:MyEnv"), or such a thing itself.
+    """
+
+    env: str | EnvSpec | Callable[..., Env]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """For the environment's constructor."""
+    horizon: int | None = None
+    """Steps after which episodes are cut; None: the environment's own limit, or DEFAULT_HORIZON."""
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        if isinstance(self.env, str):
+            return self.env.rpartition(":")[2]
+        if isinstance(self.env, EnvSpec):
+            return self.env.id
+        return str(getattr(self.env, "__qualname__", type(self.env).__qualname__))
+
+    def __call__(self) -> Env:
+        """One more."""
+        return self.make()
+
+    def make(self, render_mode: str | None = None) -> Env:
+        """A new environment, with a time limit. EnvError says what to do about one that cannot be made."""
+        source = self.resolve()
+        options = dict(self.kwargs)
+        if render_mode is not None and (isinstance(source, EnvSpec) or _accepts(source, "render_mode")):
+            options["render_mode"] = render_mode
+        try:
+            if isinstance(source, EnvSpec):  # the fleet checks what the passive checker would
+                env: Env = gym.make(source, max_episode_steps=self.horizon, disable_env_checker=True, **options)
+            else:
+                env = source(**options)
+        except EnvError:
+            raise
+        except gym.error.DependencyNotInstalled as error:
+            raise EnvError(f"{self.name}: {line(error)}; pip install 'anygrpo[control]'") from error
+        except Exception as error:  # anything an environment may raise
+            given = f" with {options}" if options else ""
+            raise EnvError(f"{self.name} cannot be made{given}: {line(error)}") from error
+        if not isinstance(env, gym.Env):
+            made = type(env).__qualname__
+            raise EnvError(
+                f"{self.name} makes a {made}, not a gymnasium.Env; old Gym environments need shimmy's wrappers"
+            )
+        if render_mode is not None and env.render_mode != render_mode:
+            raise EnvError(f"{self.name} cannot be seen: it takes no render_mode={render_mode!r}")
+        return limited(env, None if isinstance(source, EnvSpec) else self.horizon)
+
+    def resolve(self) -> EnvSpec | Callable[..., Env]:
+        """What `env` stands for, imported where it must be."""
+        if not isinstance(self.env, str):
+            return self.env
+        home, colon, name = self.env.rpartition(":")
+        if not colon:
+            return _registered(self.env)
+        module = _load_file(home) if home.endswith(".py") else _load_module(home, self.env)
+        if name in gym.registry:
+            return gym.registry[name]
+        source = getattr(module, name, None)
+        if not callable(source):
+            near = _nearest(name, [key for key, value in vars(module).items() if inspect.isclass(value)])
+            raise EnvError(f"{home} has no {name}, neither as a class or function nor as an id that it registers{near}")
+        return cast("Callable[..., Env]", source)
+
+
+def make_fleet(
+    env: str | EnvSpec | Callable[..., Env] | Env | EnvFactory,
+    size: int,
+    *,
+    kind: Kind = "auto",
+    kwargs: Mapping[str, Any] | None = None,
+    horizon: int | None = None,
+    workers: int | None = None,
+    timeout: float = 30.0,
+) -> Fleet:
+    """A fleet of `size` members; see `EnvFactory` for what `env` may be, or give an environment itself.
+
+    `auto` takes the fastest that serves: our own arrays, then a registered batched form, then this process for
+    packages that are known to behave, then processes. `workers` and `timeout` are for processes.
+    """
+    if kind not in KINDS:
+        raise EnvError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
+    if size < 1 or (horizon is not None and horizon < 1):
+        raise EnvError(f"a fleet needs at least one member, and a horizon at least one step; got {size} and {horizon}")
+    if workers is not None and kind == "auto":
+        kind = "processes"
+    if workers is not None and kind != "processes":
+        raise EnvError(f"workers={workers} means processes; leave it out for kind={kind!r}")
+    if isinstance(env, gym.Env):
+        return _around(env, size, kind, kwargs, horizon)
+    factory = env if isinstance(env, EnvFactory) else EnvFactory(env)
+    factory = replace(factory, kwargs={**factory.kwargs, **(kwargs or {})}, horizon=horizon or factory.horizon)
+    chosen = _choose(factory) if kind == "auto" else kind
+    if chosen in ("classic", "vector", "envpool"):
+        try:
+            return _batched(factory, size, chosen)
+        except EnvError:
+            if kind != "auto" or chosen == "classic":
+                raise
+            chosen = _place(factory)  # a batched form that does not do all that a fleet must
+    if chosen == "processes":
+        from grpo.envs.processes import ProcessFleet
+
+        try:
+            spread = ProcessFleet(factory, size, workers, timeout)
+        except CannotStart as error:
+            if kind != "auto":
+                raise EnvError(f"{factory.name} cannot run in other processes: {error}; use kind='serial'") from error
+            warnings.warn(
+                f"{factory.name} cannot run in other processes ({error}): it runs in this one, without a time limit; "
+                "define it at the top of a module to change that",
+                stacklevel=2,
+            )
+        else:
+            _remark(spread.remarks)
+            return spread
+    fleet = SerialFleet(factory, size)
+    _remark(fleet.check())
+    return fleet
+
+
+def limited(env: Env, horizon: int | None = None) -> Env:
+    """With a time limit: this one, or that of a wrapper, or the environment's own, or DEFAULT_HORIZON."""
+    if horizon is None and time_limit(env) is not None:
+        return env
+    return TimeLimit(env, horizon or _own_limit(env) or DEFAULT_HORIZON)
+
+
+def _own_limit(env: Env) -> int | None:
+    """Steps that an environment says it allows, as MiniGrid's and ALE's do."""
+    inner = env.unwrapped
+    for name in ("max_steps", "max_episode_steps"):
+        limit = getattr(inner, name, None)
+        if isinstance(limit, int) and limit > 0:
+            return limit
+    options = inner.spec.kwargs if inner.spec is not None else {}
+    frames, skip = options.get("max_num_frames_per_episode"), options.get("frameskip", 1)
+    return frames // (skip if isinstance(skip, int) else min(skip)) if frames else None
+
+
+def _choose(factory: EnvFactory) -> Kind:
+    from grpo.envs.classic import CLASSIC
+    from grpo.envs.vectors import has_vector_entry_point
+
+    if isinstance(factory.env, str) and isinstance(factory.resolve(), EnvSpec):
+        if factory.env in CLASSIC and not factory.kwargs:
+            return "classic"
+        if has_vector_entry_point(factory.env):
+            return "vector"
+    return _place(factory)
+
+
+def _place(factory: EnvFactory) -> Kind:
+    """This process or others, going by who wrote the environment."""
+    source = factory.resolve()
+    entry = source.entry_point if isinstance(source, EnvSpec) else source
+    home = entry if isinstance(entry, str) else getattr(entry, "__module__", None) or ""
+    return "serial" if re.split("[.:]", home)[0] in TRUSTED else "processes"
+
+
+def _batched(factory: EnvFactory, size: int, kind: Kind) -> Fleet:
+    """Fleets that know an environment by its id."""
+    if not isinstance(factory.env, str):
+        raise EnvError(f"kind={kind!r} needs a registered id, not {factory.name}; use kind='serial' or 'processes'")
+    if kind == "classic":
+        from grpo.envs.classic import CLASSIC, make_classic
+
+        if factory.env not in CLASSIC or factory.kwargs:
+            why = "takes no kwargs" if factory.kwargs else f"is for {', '.join(CLASSIC)}"
+            raise EnvError(f"{factory.name}: kind='classic' {why}; use kind='serial'")
+        return make_classic(factory.env, size, factory.horizon)
+    from grpo.envs.vectors import EnvPoolFleet, GymVectorFleet
+
+    made: Any = EnvPoolFleet if kind == "envpool" else GymVectorFleet
+    return made(factory.env, size, factory.kwargs, factory.horizon)
+
+
+def _around(env: Env, size: int, kind: Kind, kwargs: Mapping[str, Any] | None, horizon: int | None) -> Fleet:
+    """A fleet whose first member is this very environment; the others are made as it was."""
+    name = name_of(env)
+    if kind not in ("auto", "serial"):
+        raise EnvError(f"{name}: an environment cannot move to kind={kind!r}; pass its id or a factory")
+    if kwargs:
+        raise EnvError(f"{name} is made already, so kwargs come too late; pass its id or a factory")
+    if env.spec is None:
+        if size > 1:
+            raise EnvError(f"{name} has no spec to make {size - 1} more from; pass an id or a factory")
+        fleet = SerialFleet([limited(env, horizon)])
+    else:
+        first, more = [limited(env, horizon)], EnvFactory(env.spec, horizon=horizon)
+        fleet = SerialFleet(lambda: first.pop() if first else more.make(), size)
+    _remark(fleet.check())
+    return fleet
+
+
+def _remark(remarks: list[str]) -> None:
+    for remark in remarks:
+        warnings.warn(remark, stacklevel=3)
+
+
+def _accepts(source: Callable[..., Env], name: str) -> bool:
+    try:
+        parameters = inspect.signature(source).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _registered(id: str) -> EnvSpec:
+    """The registration of an id, after importing the package that makes it."""
+    if id not in gym.registry:
+        _import_for(id)
+    if id in gym.registry:
+        return gym.registry[id]
+    own = "to use your own, name its module first: --env your_module:YourEnv-v0"
+    raise EnvError(f"no environment {id!r} is registered{_nearest(id, list(gym.registry))}; {own}")
+
+
+def _import_for(id: str) -> None:
+    for beginnings, (module, package) in PACKAGES.items():
+        if id.startswith(beginnings):
+            if importlib.util.find_spec(module) is None:
+                raise EnvError(f"{id} needs {package}; pip install {package}")
+            _load_module(module, id)
+            return
+    namespace, slash, _ = id.partition("/")
+    for module in dict.fromkeys((namespace, namespace.lower(), namespace.replace("-", "_").lower())) if slash else ():
+        if module.isidentifier() and importlib.util.find_spec(module) is not None:
+            _load_module(module, id)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    lower = {one.lower(): one for one in known}
+    near = [lower[found] for found in difflib.get_close_matches(name.lower(), lower, 3)]
+    return f"; nearest: {', '.join(near)}" if near else ""
+
+
+def _load_module(name: str, env: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # an installed command has its own folder there instead
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise EnvError(f"{env}: {name} cannot be imported ({line(error)}); install it, or run where it lies") from error
+    except Exception as error:  # anything a module may do
+        raise EnvError(f"{env}: importing {name} fails: {line(error)}") from error
+
+
+def _load_file(path: str) -> ModuleType:
+    """A file as a module, once; what lies beside it can be imported by it."""
+    file = Path(path).expanduser().resolve()
+    name = re.sub(r"\W", "_", str(file.with_suffix("")))
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise EnvError(f"there is no file {path}")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, Exception):
+            raise EnvError(f"loading {path} fails: {line(error)}") from error
+        raise
+    return module

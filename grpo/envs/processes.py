@@ -1,0 +1,334 @@
+"""Copies of one environment in other processes: they run side by side, and can be killed.
+
+Member i lives in worker i mod `workers`; a worker is a process with a `SerialFleet` of its members. A call goes to all
+workers it concerns before any answer is awaited. A worker that stays in one call of an environment for longer than
+`timeout`, or that dies, is replaced; its members, the innocent too, have lost their episodes and say so until they are
+reset. The other workers' answers count.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import connection, util
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
+from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, numbered, told, when
+from grpo.envs.spaces import put, zeros
+from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished, line
+
+
+class ProcessFleet:
+    """`size` members in `workers` processes (one a processor, unless told); the factory must be sendable.
+
+    `timeout` is for one call of one environment, so that a long replay is not taken for a hang. Making one may take
+    as long as a process may take to start.
+    """
+
+    def __init__(self, make: Make, size: int, workers: int | None = None, timeout: float = 30.0) -> None:
+        count = min(size, os.cpu_count() or 1) if workers is None else min(size, workers)
+        self.name = str(getattr(make, "name", None) or getattr(make, "__qualname__", type(make).__qualname__))
+        if count < 1 or timeout <= 0:
+            raise EnvError(f"{self.name}: size, workers and timeout must be above 0; got {size}, {workers}, {timeout}")
+        try:
+            ForkingPickler.dumps(make)
+        except Exception as error:  # each kind of object fails to be sent in its own way
+            raise CannotStart(f"{self.name} cannot be sent to another process ({line(error)})") from error
+        self.size, self._count = size, count
+        self._workers: list[EnvWorker] = []
+        # Before multiprocessing's own exit handler, which would wait for ever for a worker that ignores SIGTERM.
+        self._at_exit = util.Finalize(self, close_all, (self._workers,), exitpriority=100)
+        self._lost: dict[int, str] = {}
+        try:
+            self._workers += [EnvWorker(_Crew(make, self.name, size, timeout)) for _ in range(count)]
+            self._workers[0].wait_ready()
+            about = self._ask({0: ("describe", ())})[0]
+            if about is None:
+                raise EnvError(self._lost[0])
+        except BaseException:
+            self._at_exit()
+            raise
+        self.observation_space: gym.Space[Any] = about.observation_space
+        self.action_space: gym.Space[Any] = about.action_space
+        self.horizon: int | None = about.horizon
+        self.remarks: list[str] = about.remarks
+        """What works less well than it could."""
+
+    def reset(self, members: Sequence[int] | np.ndarray, seeds: Sequence[int]) -> Begun:
+        """Begin episodes; equal seeds, equal starts. A member that had failed is made anew."""
+        return self._begin("reset", members, [int(seed) for seed in seeds])
+
+    def restore(self, members: Sequence[int] | np.ndarray, snapshots: Sequence[Snapshot]) -> Begun:
+        """Put members into moments of episodes, their own or those of others."""
+        return self._begin("restore", members, list(snapshots))
+
+    def step(self, members: Sequence[int] | np.ndarray, actions: Any) -> Stepped:
+        """One action for each of these members; the others stand still."""
+        numbers, action_M = numbered(members, self.size, self.name), np.asarray(actions)
+        if action_M.shape[:1] != (len(numbers),):
+            raise EnvError(
+                f"{self.name}: actions of shape {action_M.shape} for {len(numbers)} members; give one for each"
+            )
+        reward_M, success_M = np.zeros(len(numbers)), np.full(len(numbers), np.nan)
+        terminated_M, truncated_M = np.zeros(len(numbers), bool), np.zeros(len(numbers), bool)
+        lost = {
+            at: f"{self._lost[number]}; reset it first" for at, number in enumerate(numbers) if number in self._lost
+        }
+        seen, errors, parts = self._call("step", numbers, action_M, lost)
+        for at, part in parts:
+            reward_M[at], terminated_M[at], truncated_M[at] = part.reward_M, part.terminated_M, part.truncated_M
+            if part.success_M is not None:
+                success_M[at] = part.success_M
+        return Stepped(seen, reward_M, terminated_M, truncated_M, told(success_M), errors)
+
+    def snapshot(self, members: Sequence[int] | np.ndarray) -> list[Snapshot]:
+        """Moments to come back to; see `SerialFleet.snapshot`."""
+        numbers = numbered(members, self.size, self.name)
+        for number in numbers:
+            if number in self._lost:
+                raise EnvError(f"{self._lost[number]}; reset it first")
+        at = self._positions(numbers)
+        found = self._ask({w: ("snapshot", ([numbers[i] for i in at[w]],)) for w in at})
+        taken: dict[int, Snapshot] = {}
+        for w, snapshots in found.items():
+            if snapshots is None:
+                raise EnvError(self._lost[numbers[at[w][0]]])
+            taken |= dict(zip(at[w], snapshots, strict=True))
+        return [taken[i] for i in range(len(numbers))]
+
+    def branching(self) -> str:
+        """How snapshots are restored; see `SerialFleet.branching`."""
+        found = self._ask({0: ("branching", ())})[0]
+        if found is None:
+            raise EnvError(self._lost[0])
+        return str(found)
+
+    def close(self) -> None:
+        """Close every environment and leave no process behind."""
+        if self._workers:
+            try:
+                self._ask({w: ("close", ()) for w, worker in enumerate(self._workers) if worker.has_begun})
+            finally:
+                self._at_exit()
+
+    def _begin(self, how: str, members: Sequence[int] | np.ndarray, starts: list[Any]) -> Begun:
+        numbers = numbered(members, self.size, self.name)
+        if len(starts) != len(numbers):
+            raise EnvError(f"{self.name}: {len(starts)} starts for {len(numbers)} members; give one for each")
+        for number in numbers:
+            self._lost.pop(number, None)
+        seen, errors, _ = self._call(how, numbers, starts, {})
+        return Begun(seen, errors)
+
+    def _call(
+        self, how: str, numbers: list[int], given: Any, errors: dict[int, str]
+    ) -> tuple[Tree, dict[int, str], list[tuple[list[int], Any]]]:
+        """Those without an error yet do something: what is seen, all errors, and each worker's part of the answer."""
+        seen, parts = zeros(self.observation_space, len(numbers)), []
+        at = self._positions(numbers, without=errors)
+        calls = {w: (how, ([numbers[i] for i in at[w]], _picked(given, at[w]))) for w in at}
+        for w, part in self._ask(calls).items():
+            if part is None:
+                errors |= {i: self._lost[numbers[i]] for i in at[w]}
+                continue
+            put(seen, at[w], part.observation)
+            errors |= {at[w][i]: text for i, text in part.errors.items()}
+            parts.append((at[w], part))
+        return seen, errors, parts
+
+    def _positions(self, numbers: list[int], without: Mapping[int, str] | None = None) -> dict[int, list[int]]:
+        """Positions in the call, by worker."""
+        at: dict[int, list[int]] = {}
+        for i, number in enumerate(numbers):
+            if i not in (without or {}):
+                at.setdefault(number % self._count, []).append(i)
+        return at
+
+    def _ask(self, calls: Mapping[int, tuple[str, Any]]) -> dict[int, Any]:
+        """What each worker answers; None from one that was lost over it."""
+        if not self._workers:
+            raise EnvError(f"{self.name}: the fleet is closed")
+        outcomes: dict[int, Outcome] = {}
+        busy: dict[Worker, int] = {}
+        try:
+            for w, call in calls.items():
+                begun = self._workers[w].ask(call, "")
+                if begun is None:
+                    busy[self._workers[w]] = w
+                else:
+                    outcomes[w] = begun
+            while busy:
+                for worker, outcome in finished(list(busy)):
+                    outcomes[busy.pop(worker)] = outcome
+        except BaseException:
+            for worker, w in busy.items():  # an answer that is still to come would be taken for that of the next call
+                worker.restart()
+                self._lose(w, "interrupted; started again")
+            raise
+        for w, outcome in outcomes.items():
+            if outcome.error is not None:
+                self._lose(w, outcome.error)
+        answers = {w: outcome.value or (None, None) for w, outcome in outcomes.items()}
+        for _, problem in answers.values():
+            if problem is not None:
+                raise EnvError(problem)
+        return {w: answer for w, (answer, _) in answers.items()}
+
+    def _lose(self, w: int, what: str) -> None:
+        """Tell all members of a worker why they need a reset."""
+        culprit, step = self._workers[w].last
+        cause = f"member {culprit} (worker {w}), {when(step)}: {what}"
+        for number in range(w, self.size, self._count):
+            text = cause if number == culprit else f"member {number} was lost with its worker ({cause})"
+            self._lost[number] = f"{self.name} " + (
+                f"member {number} (worker {w}): {what}" if culprit == NOBODY else text
+            )
+
+
+class EnvWorker(Worker):
+    """A process with a fleet. It keeps a diary of whom it calls, so that a hang is noticed and has a name."""
+
+    def __init__(self, crew: _Crew) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._diary = context.RawArray("d", 3)
+        super().__init__(crew, crew.timeout, context, partial(_serve, self._diary))
+
+    def ask(self, item: Any, seed: str) -> Outcome | None:
+        """Begin a call."""
+        self._diary[:] = NOBODY, 0, 0
+        return super().ask(item, seed)
+
+    def answer(self) -> Outcome:
+        """The outcome, when there is one or the process has died."""
+        outcome = super().answer()
+        if self._ready or outcome.error is None:
+            return outcome
+        return Outcome(error=f"{outcome.error.partition(': ')[2]}; started again")
+
+    def seconds_left(self) -> float:
+        """Until the call of one environment is too slow."""
+        return max(self._deadline, self._diary[2]) - time.monotonic()
+
+    def give_up(self) -> Outcome:
+        """Kill it."""
+        limit = _allowed(self.last[1], self._timeout)
+        self.restart()
+        return Outcome(error=f"hung for {limit:g} s; killed and started again")
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """The member that was called last, and its step."""
+        return int(self._diary[0]), int(self._diary[1])
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there may be environments over there."""
+        return self._ready
+
+
+def _picked(given: Any, at: list[int]) -> Any:
+    return given[at] if isinstance(given, np.ndarray) else [given[i] for i in at]
+
+
+def _allowed(step: int, timeout: float) -> float:
+    """Seconds that one call of an environment may take."""
+    return max(START_TIMEOUT, timeout) if step == MAKING else timeout
+
+
+# --- in the worker --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class About:
+    """What the other side needs to know of an environment."""
+
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+    horizon: int | None
+    remarks: list[str]
+
+
+@dataclass(frozen=True)
+class _Crew:
+    """Makes the fleet of a worker."""
+
+    make: Make
+    name: str
+    size: int
+    timeout: float
+
+    def __call__(self, watch: Watch) -> SerialFleet:
+        return SerialFleet(self.make, self.size, watch)
+
+
+class _Alarm:
+    """Ends a process that is stuck after its parent has gone: a thread of the interpreter's own, which needs no GIL."""
+
+    def __init__(self, grace: float, file: Any) -> None:
+        self._grace, self._file, self._until = grace, file, 0.0
+
+    def __call__(self, limit: float) -> None:
+        """Stand for between one and two times so many seconds: moving it costs a thread, so not at every call."""
+        now = time.monotonic()
+        if not now + limit <= self._until <= now + 2 * limit:
+            self._until = now + 2 * limit
+            faulthandler.dump_traceback_later(2 * limit + self._grace, exit=True, file=self._file)
+
+    def off(self) -> None:
+        """Nothing is under way."""
+        self._until = 0.0
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -> None:
+    """Answer calls until the parent closes its end."""
+    os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what an environment starts
+    pipe.send(None)
+    fleet: SerialFleet | None = None
+    grace = limit - crew.timeout
+    with open(os.devnull, "w") as nowhere:
+        alarm = _Alarm(grace, nowhere)
+
+        def watch(member: int, step: int) -> None:
+            allowed = _allowed(step, crew.timeout)
+            diary[:] = member, step, time.monotonic() + allowed
+            alarm(allowed)
+
+        while True:
+            try:
+                if not pipe.poll(grace / 2):  # the alarm rings later than that; a busy worker leaves it on
+                    alarm.off()
+                (name, arguments), _ = pipe.recv()
+            except (EOFError, OSError):
+                return
+            answer, problem = None, None
+            try:
+                fleet = fleet or crew(watch)
+                answer = _about(fleet) if name == "describe" else getattr(fleet, name)(*arguments)
+            except EnvError as error:
+                problem = str(error)
+            except BaseException as error:  # also sys.exit: an environment has no say in when training ends
+                problem = f"{crew.name}: {line(error)}"
+            # One that could not be made is no mistake of the caller's, except for whoever is the first to try it.
+            unmade = problem if fleet is None and name != "describe" else None
+            try:
+                pipe.send(((answer, problem), None) if unmade is None else (None, unmade))
+            except OSError:
+                return
+            except Exception as error:  # a space that cannot be sent
+                pipe.send(((None, f"{crew.name}: its answer cannot be sent ({line(error)})"), None))
+
+
+def _about(fleet: SerialFleet) -> About:
+    remarks = fleet.check()
+    return About(fleet.observation_space, fleet.action_space, fleet.horizon, remarks)
