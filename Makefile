@@ -10,8 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-train: $(READY) ## train on the changing bandit; results go to runs/
-	$(BIN)/grpo train bandit
+train: $(READY) ## balance a pole: CartPole, solved in seconds; curve and video go to runs/
+	$(BIN)/grpo train cartpole
 
 test: $(READY) ## run the whole test suite
 	$(BIN)/python -m pytest

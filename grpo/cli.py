@@ -1,4 +1,4 @@
-"""The command line: grpo train | presets | config | doctor."""
+"""The command line: grpo train | eval | export | presets | config | doctor."""
 
 import argparse
 import os
@@ -15,7 +15,8 @@ TRAIN = """\
 The first words are presets or YAML files, applied from left to right: a task first, then variations.
 Any setting can follow as a flag, in our spelling or another system's, with - or _ :
 
-  grpo train bandit
+  grpo train cartpole
+  grpo train --env LunarLander-v3 --group-size 8 --starts 4
   grpo train bandit grpo_kl --beta 0.1 --epsilon 0.2 --num-generations 4 --loss-type dr_grpo
   grpo train bandit my.yaml --set algorithm.kl_beta=0.02 --run.steps 200
   grpo train --resume runs/bandit-20261115-101500
@@ -81,6 +82,19 @@ def _parser() -> argparse.ArgumentParser:
         "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
     )
 
+    looked = command("eval", _eval, "play a trained policy on fresh starts: a table with intervals, a video")
+    exported = command("export", _export, "write a trained policy as an ONNX file, checked against the original")
+    for made in (looked, exported):
+        made.add_argument("folder", type=Path, metavar="RUN", help="a run folder, e.g. runs/cartpole-20261115-101500")
+        made.add_argument("--checkpoint", default="best", help="best (by evaluation), last, or a step's number")
+    looked.add_argument("--episodes", type=_count, default=20, help="how many (20)")
+    looked.add_argument("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
+    looked.add_argument("--seed", type=int, help="of the starts; by default ones that the run has never seen")
+    looked.add_argument("--render", action="store_true", help="show a window; without a display, write a video")
+    looked.add_argument("--video", nargs="?", const="", metavar="FILE", help="write one (RUN/eval.mp4)")
+    looked.add_argument("--json", action="store_true", help="print JSON")
+    exported.add_argument("--onnx", type=Path, metavar="FILE", help="where (RUN/policy.onnx)")
+
     config = command(
         "config", _config, "print the resolved settings and where each came from", "PRESET|FILE … [--setting value …]"
     )
@@ -113,6 +127,28 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
             raise ValueError("--resume takes its settings from the run folder; leave the presets out")
         return resume(Path(arguments.resume), _flags(arguments.set, rest))
     return start(_resolved(arguments, rest))
+
+
+def _eval(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.app.look import evaluate
+
+    video = None if arguments.video is None else arguments.video or str(arguments.folder / "eval.mp4")
+    a = arguments
+    print(evaluate(a.folder, a.checkpoint, a.episodes, not a.sampled, a.seed, a.json, a.render, video))
+    return OK
+
+
+def _export(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.app.look import export
+
+    print(export(arguments.folder, arguments.checkpoint, arguments.onnx or arguments.folder / "policy.onnx"))
+    return OK
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
 
 
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -151,11 +187,14 @@ def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
     from grpo.app.builders import configs
     from grpo.app.settings import file_layer, flag_layer, preset_layer, resolve
 
-    layers = []
-    for name in [*getattr(arguments, "configs", []), *arguments.presets]:
+    layers, flags = [], _flags(arguments.set, rest)
+    names = [*getattr(arguments, "configs", []), *arguments.presets]
+    if not names and any(key in ("env", "task.env") for key, _ in flags):
+        names = ["control"]  # an environment alone says which task
+    for name in names:
         is_file = name.endswith((".yaml", ".yml")) or os.sep in name
         layers.append(file_layer(Path(name)) if is_file else preset_layer(name))
-    return resolve([*layers, flag_layer(_flags(arguments.set, rest))], configs())
+    return resolve([*layers, flag_layer(flags)], configs())
 
 
 def _flags(sets: Sequence[str], rest: Sequence[str]) -> list[tuple[str, str]]:

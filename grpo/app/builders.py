@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from grpo.app.settings import Resolved, flag_layer, layer, resolve
+from grpo.app.settings import Layer, Resolved, RunConfig, flag_layer, layer, resolve
 from grpo.config import ConfigError, GRPOConfig
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
@@ -19,7 +21,7 @@ from grpo.run.loop import run
 from grpo.run.session import SamplesFailed, Summary
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.sinks import SinkError
-from grpo.trainer import Diverged, GRPOTrainer
+from grpo.trainer import Diverged, GRPOTrainer, StepReport
 
 FAILED, BAD_SETTINGS = 1, 2
 
@@ -31,19 +33,32 @@ class Task:
     module: str
     config: str
     make: str = "make_trainer"
+    extra: str = ""
+    """What `pip install 'anygrpo[…]'` must bring first."""
 
     def settings(self) -> type[GRPOConfig]:
         """The room's settings class."""
-        found: type[GRPOConfig] = getattr(import_module(self.module), self.config)
+        found: type[GRPOConfig] = getattr(self._room(), self.config)
         return found
 
     def trainer(self, config: GRPOConfig) -> GRPOTrainer:
         """The room's trainer."""
-        make: Callable[[Any], GRPOTrainer] = getattr(import_module(self.module), self.make)
+        make: Callable[[Any], GRPOTrainer] = getattr(self._room(), self.make)
         return make(config)
 
+    def _room(self) -> ModuleType:
+        try:
+            return import_module(self.module)
+        except ModuleNotFoundError as error:
+            if not self.extra or (error.name or "").startswith("grpo"):
+                raise
+            raise ConfigError(f"this task needs {error.name}: pip install 'anygrpo[{self.extra}]'") from None
 
-TASKS = {"bandit": Task("grpo.bandit", "BanditConfig")}
+
+TASKS = {
+    "bandit": Task("grpo.bandit", "BanditConfig"),
+    "control": Task("grpo.control", "ControlConfig", extra="control"),
+}
 
 
 def configs() -> dict[str, Callable[[], type[GRPOConfig]]]:
@@ -70,11 +85,10 @@ def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
 
     def go_on() -> Summary:
         folder = RunFolder.open(path)
-        saved = {key: value for key, value in folder.config.items() if key != "resolved"}
         flagged = flag_layer(flags)
         if "logdir" in flagged.run:
             raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
-        resolved = resolve([layer(saved, f"{path}/config.json"), flagged], configs())
+        resolved = saved_settings(folder, flagged)
         summary = _run(resolved, folder, resume=True, keep=bool(flagged.run))
         if summary.step > resolved.run.steps:
             done = f"{path} has done {summary.step} steps already"
@@ -82,6 +96,12 @@ def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
         return summary
 
     return _guarded(go_on)
+
+
+def saved_settings(folder: RunFolder, *further: Layer) -> Resolved:
+    """The settings of a run, from its folder."""
+    saved = {key: value for key, value in folder.config.items() if key != "resolved"}
+    return resolve([layer(saved, f"{folder.path}/config.json"), *further], configs())
 
 
 def _guarded(job: Callable[[], Summary]) -> int:
@@ -132,6 +152,9 @@ def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False
     """The run; `keep`: how it is carried out changed, and the next resumption is to know."""
     how = resolved.run
     trainer = TASKS[resolved.task].trainer(resolved.config)
+    evaluate: Callable[[int], Any] | None = getattr(trainer.source, "evaluate", None)
+    if how.evaluate_every is not None and evaluate is None:
+        raise ConfigError(f"run.evaluate_every: the task {resolved.task} has no evaluation; leave it out")
 
     def at(point: str) -> None:
         nonlocal keep
@@ -139,16 +162,37 @@ def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False
             folder.write_config(_document(resolved))
             keep = False
 
-    return run(
-        trainer,
-        how.steps,
-        folder,
-        resume=resume,
-        checkpoint_every=how.checkpoint_every,
-        keep_last=how.keep_last,
-        keep_best=how.keep_best,
-        best_by=how.best_by,
-        sample_every=how.sample_every,
-        sinks=how.trackers,
-        at=at,
-    )
+    try:
+        return run(
+            trainer,
+            how.steps,
+            folder,
+            resume=resume,
+            checkpoint_every=how.checkpoint_every,
+            keep_last=how.keep_last,
+            keep_best=how.keep_best,
+            best_by=how.best_by,
+            sample_every=how.sample_every,
+            sinks=how.trackers,
+            project=how.project,
+            evaluate=evaluate if how.evaluate_every else None,
+            evaluate_every=how.evaluate_every,
+            stop=partial(_enough, how),
+            at=at,
+        )
+    finally:
+        trainer.source.close()
+
+
+def _enough(how: RunConfig, report: StepReport) -> bool:
+    """Whether the run has reached what it was for."""
+    if how.env_steps is not None:
+        if "env_steps" not in report:
+            raise ConfigError("run.env_steps: this task counts no environment steps; use run.steps")
+        if (report["env_steps"] or 0.0) >= how.env_steps:
+            return True
+    name = how.best_by.removeprefix("-")
+    value = report.get(name)
+    if how.stop_at is None or value is None:
+        return False
+    return value <= how.stop_at if how.best_by.startswith("-") else value >= how.stop_at

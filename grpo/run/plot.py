@@ -1,4 +1,7 @@
-"""curve.png: reward (or what the source names) with its spread, and the panels that say whether learning is healthy. Drawn without a display."""
+"""curve.png: reward, or what the source names, with its spread, and the panels that say whether learning is healthy.
+
+Drawn without a display.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ PANELS = ("reward", "kl", "entropy", "clip_ratio/region_mean", "grad_norm")
 
 
 def draw(folder: RunFolder, first: Sequence[str] = ()) -> Path:
-    """Write the folder's curve.png, `first` on top. Figures are made directly, so that a notebook's own plotting is left alone."""
+    """Write the folder's curve.png, `first` on top. Figures are made directly: a notebook's own plotting stays."""
     rows = folder.metrics()
     if not rows:
         raise ValueError("there are no steps to draw")

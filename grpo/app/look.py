@@ -1,0 +1,95 @@
+"""Looking at what a run learned: `grpo eval` and `grpo export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grpo.app.builders import TASKS, saved_settings
+from grpo.config import ConfigError
+from grpo.run import checkpoint
+from grpo.run.files import FolderError
+from grpo.run.folder import RunFolder
+from grpo.trainer import GRPOTrainer
+
+FRESH = 1_000_000
+"""Added to a run's seed for starts that its own evaluations, which chose the best checkpoint, have not seen."""
+
+
+def trained(path: Path, which: str = "best") -> tuple[GRPOTrainer, checkpoint.Checkpoint]:
+    """The trainer of a run as one of its checkpoints left it: best, last, or a step's number."""
+    if which not in ("best", "last") and not which.isdigit():
+        raise ConfigError(f"--checkpoint {which}: give best, last or the number of a step")
+    try:
+        folder = RunFolder.open(path)
+        resolved = saved_settings(folder)
+        found = checkpoint.best(folder) if which == "best" else None
+        found = found or checkpoint.resume_point(folder, int(which) if which.isdigit() else None)
+    except FolderError as error:
+        raise ConfigError(str(error)) from None
+    if found is None:
+        raise ConfigError(f"{path} has no checkpoint yet; train longer, or lower run.checkpoint_every")
+    trainer = TASKS[resolved.task].trainer(resolved.config)
+    trainer.load_state(found.state)
+    return trainer, found
+
+
+def evaluate(
+    path: Path,
+    which: str,
+    episodes: int,
+    greedy: bool,
+    seed: int | None,
+    as_json: bool,
+    render: bool,
+    video: str | None,
+) -> str:
+    """Fresh episodes of a trained policy: a table with 95 % intervals, or JSON."""
+    trainer, found = trained(path, which)
+    judge: Any = getattr(trainer, "evaluate", None)
+    if judge is None:
+        raise ConfigError(f"{path}: this task has nothing to evaluate")
+    try:
+        rows = judge(episodes, greedy, trainer.config.seed + FRESH if seed is None else seed).table()
+        lines = [_table(rows)]
+        if render or video:
+            place = Path(video or path / "eval.mp4")
+            shown: Any = trainer
+            shown.watch(min(episodes, 3), render, place)
+            if place.exists():
+                lines.append(f"video: {place}")
+    finally:
+        trainer.source.close()
+    if as_json:
+        about = {"run": str(path), "checkpoint": found.step, "episodes": episodes, "greedy": greedy}
+        return json.dumps({**about, "results": rows}, indent=2)
+    mode = "greedy" if greedy else "sampled"
+    return "\n".join([f"{path}, step {found.step}, {episodes} {mode} episodes on fresh starts", *lines])
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    cells = [("", "mean", "95 % interval", "std", "min", "max")]
+    for row in rows:
+        between = f"{row['low']:.4g} … {row['high']:.4g}"
+        numbers = [f"{row[name]:.4g}" for name in ("std", "min", "max")]
+        cells.append((row["quantity"], f"{row['mean']:.4g}", between, *numbers))
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
+
+
+def export(path: Path, which: str, target: Path) -> str:
+    """The policy as an ONNX file, checked against the original."""
+    trainer, found = trained(path, which)
+    make: Any = getattr(trainer, "export", None)
+    if make is None:
+        raise ConfigError(f"{path}: this task has no policy that can be exported")
+    try:
+        made = make(target)
+    except ImportError as error:
+        raise ConfigError(str(error)) from None
+    finally:
+        trainer.source.close()
+    return f"{made}: the policy of step {found.step}, checked with onnxruntime"

@@ -1,0 +1,168 @@
+"""The control room's settings: the algorithm's with the environment's, the policy's and the group's own.
+
+The defaults are what solves small tasks fastest: whole episodes, reward-to-go, a baseline fitted in closed form to the
+group, batch-std scaling, many passes that stop when the policy has moved far enough.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from grpo.config import ConfigError, GRPOConfig
+
+ADVANTAGES: dict[str, dict[str, Any]] = {
+    "linear": {"credit": "reward_to_go", "baseline": "given"},
+    "auto": {"credit": "reward_to_go", "baseline": "given"},
+    "critic": {"credit": "reward_to_go", "baseline": "given"},
+    "step": {"credit": "reward_to_go", "baseline": "group_mean"},
+    "batch_step": {"credit": "reward_to_go", "baseline": "group_mean"},
+    "leave_one_out": {"credit": "reward_to_go", "baseline": "leave_one_out"},
+    "episode": {"credit": "trajectory", "baseline": "group_mean"},
+}
+"""What each way of judging a decision means in the recipe; the room itself gives the baseline of the first three."""
+ROOM_BASELINES = ("linear", "auto", "critic")
+
+
+class ControlConfig(GRPOConfig):
+    """The algorithm's settings with those of environments and policies."""
+
+    # --- the environment
+    env: str = "CartPole-v1"
+    """A registered id, or module:Name of an environment class or factory; a path/to/file.py:Name works too."""
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment."""
+    max_episode_steps: int | None = Field(default=None, ge=1)
+    """Time limit of an episode; None: the environment's own, or 1000 where it has none."""
+    vector: Literal["auto", "classic", "vector", "envpool", "serial", "processes"] = "auto"
+    """How copies are stepped: our own vectorised ones, the environment's vector form, EnvPool, one after the other, or
+    in killable processes. auto: the first that applies; environments of your own run in processes."""
+    num_envs: int | None = Field(default=None, ge=1)
+    """Copies that play at a time; None: all of the step's episodes, at most 64."""
+    workers: int | None = Field(default=None, ge=1)
+    """Processes, for vector=processes; None: one a core."""
+    env_timeout: float = Field(default=30.0, gt=0)
+    """Seconds a process may take for one step before it is killed and the episode counted as failed."""
+    action_repeat: int = Field(default=1, ge=1)
+    """Environment steps that one decision lasts: temporally extended exploration, and shorter trajectories."""
+
+    # --- the policy
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the policy's hidden layers."""
+    activation: Literal["tanh", "relu", "elu", "silu"] = "tanh"
+    """Between them."""
+    memory: int = Field(default=0, ge=0)
+    """Width of a GRU before the output; 0: the policy has no memory."""
+    action_head: Literal["auto", "gaussian", "squashed", "beta"] = "auto"
+    """How continuous actions are drawn: Gaussian and clipped, Gaussian and squashed, or Beta on the bounds."""
+    log_std: FiniteFloat = -0.5
+    """Where the logarithm of a Gaussian's standard deviation starts; ±1 are the action's bounds."""
+    scale_observations: bool = False
+    """Divide observations by their running mean and deviation; kept with the policy."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """Rewards are multiplied by this before the algorithm sees them; reported returns are the environment's own."""
+
+    # --- the group and what it is compared with
+    group_by: Literal["start", "branch", "anchor", "steps", "batch"] = "start"
+    """What makes a group: episodes from one initial state · continuations from a visited state · equal observations
+    in the batch · a window of steps of one stream · the whole batch, each episode from a start of its own."""
+    advantage: Literal["linear", "auto", "critic", "step", "batch_step", "leave_one_out", "episode"] | None = None
+    """What a decision's return is compared with: a linear fit on the other half of the group · the best of linear,
+    step and batch_step by held-out variance · a learned critic · the group's mean at the same step · the batch's · the
+    group's without its own · the whole episode's return with the group's. None: linear, or as the recipe says."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """For advantage=critic: how far real rewards reach before the critic is believed."""
+    critic_learning_rate: float = Field(default=1e-3, gt=0)
+    """For advantage=critic."""
+    critic_passes: int = Field(default=10, ge=1)
+    """For advantage=critic: passes over the step's decisions."""
+
+    # --- evaluation
+    eval_episodes: int = Field(default=20, ge=1)
+    """Episodes of one evaluation, on starts that training never uses."""
+    eval_greedy: bool = True
+    """Evaluate the most likely actions rather than drawn ones."""
+    video: bool = True
+    """Leave a video of the best policy in the run folder, where the environment can be drawn."""
+
+    # --- the algorithm, tuned for small tasks
+    loss_type: str = "control"
+    """The recipe: a row of the table that `grpo presets --recipes` prints."""
+    group_size: int = Field(default=8, ge=2)
+    """Tries from each start; for group_by=steps, steps of the window."""
+    groups_per_step: int = Field(default=2, ge=1)
+    """Starts in one step."""
+    num_iterations: int = Field(default=20, ge=1)
+    """Passes over the same tries, at most: see target_kl."""
+    target_kl: float | None = Field(default=0.04, gt=0)
+    """Passes stop once the mean of log π_old − log π reaches this; None: never."""
+    learning_rate: float = Field(default=5e-3, gt=0)
+    """Of the Adam that is made when no optimizer is given."""
+    max_grad_norm: float | None = Field(default=0.5, gt=0)
+    """Gradients are scaled down to this norm; None: never."""
+    device: str = "auto"
+    """cpu, cuda or mps. auto: the CPU, where small policies are fastest."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        _check(self)
+
+    @property
+    def judged_by(self) -> str | None:
+        """The advantage in force; None: the recipe's own, without the room's help."""
+        return self.advantage or ("linear" if self.loss_type == "control" else None)
+
+    def _columns(self) -> dict[str, Any]:
+        return ADVANTAGES.get(self.judged_by or "", {}) | super()._columns()
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that were given and cannot change anything, each with what it would need."""
+        idle = super().idle
+        given = self.model_fields_set
+        if self.judged_by != "critic":
+            for name in ("gae_lambda", "critic_learning_rate", "critic_passes"):
+                if name in given:
+                    idle[name] = "it needs advantage=critic"
+        invariant = self.algorithm.scale in ("group_std", "batch_std") and self.judged_by != "critic"
+        if self.reward_scale != 1.0 and invariant:
+            idle["reward_scale"] = f"scale={self.algorithm.scale} divides it out; it needs scale=none"
+        if self.workers is not None and self.vector not in ("auto", "processes"):
+            idle["workers"] = "it needs vector=processes"
+        return idle
+
+    @property
+    def episodes(self) -> int:
+        """Tries in one step."""
+        return self.group_size * self.groups_per_step
+
+
+def _check(config: ControlConfig) -> None:
+    """What the room alone knows."""
+    given = [name for name in ("credit", "baseline") if name in config.recipe]
+    if config.advantage is not None and given:
+        raise ConfigError(f"advantage={config.advantage} already says {given[0]}; give one of them")
+    by, judged, recipe = config.group_by, config.judged_by, config.algorithm
+    if recipe.baseline == "given" and judged not in ROOM_BASELINES:
+        raise ConfigError(f"baseline=given needs advantage, one of {', '.join(ROOM_BASELINES)}")
+    if by in ("anchor", "steps") and judged not in (None, "step", "leave_one_out"):
+        raise ConfigError(
+            f"group_by={by} compares decisions with each other: it needs advantage=step or leave_one_out, "
+            f"not {judged}" + ("" if config.advantage else " (the default)")
+        )
+    if by in ("anchor", "steps") and recipe.credit != "reward_to_go":
+        raise ConfigError(f"group_by={by} compares single decisions: it needs credit=reward_to_go")
+    if by == "steps" and config.memory:
+        raise ConfigError(
+            "group_by=steps cuts episodes at the window's edge, a memory would be lost there; set memory=0"
+        )
+    if config.memory and config.decisions_per_minibatch:
+        raise ConfigError("a policy with memory needs whole trajectories; use rows_per_minibatch")
+    exact = bool(recipe.beta) and recipe.kl_estimator == "exact"
+    if exact and (recipe.kl_to != "old" or recipe.kl_direction != "other_current"):
+        raise ConfigError(
+            "kl_estimator=exact is KL(old‖π) here: set kl_to=old and kl_direction=other_current, or use k3"
+        )
+    if config.no_signal == "resample" and by in ("branch", "steps"):
+        raise ConfigError(f"no_signal=resample needs starts that can be asked for again, not group_by={by}")

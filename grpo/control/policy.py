@@ -1,0 +1,148 @@
+"""The actor as the trainer's SequencePolicy and the players' hand: scores with torch, acts with NumPy where it can."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from grpo.control.mirror import mirror
+from grpo.control.networks import RecurrentNetwork, tensors
+from grpo.envs.fleet import Tree
+from grpo.envs.heads import Head
+from grpo.envs.spaces import Layout, flatten
+from grpo.rollouts import Rollouts, Scores
+
+
+@dataclass(frozen=True)
+class Acted:
+    """What M members decided."""
+
+    recorded: np.ndarray
+    """The action as the head keeps it: what the log-prob is of."""
+    logp_M: np.ndarray
+    out_MF: np.ndarray
+    """The network's numbers."""
+    memory: Any = None
+    """A recurrent policy's state after this decision."""
+
+
+class ActorPolicy:
+    """A network and an action head. `inputs` of its rollouts: observation and action, (N, T, …), and old, (N, T, D)."""
+
+    def __init__(self, network: nn.Module, head: Head) -> None:
+        self.network, self.head = network, head
+        self.recurrent = isinstance(network, RecurrentNetwork)
+        self.version = 0
+        self._layout: Layout | None = getattr(network, "layout", None)
+        """How our own networks read an observation; a user's module gets it in float32."""
+        self._mirror = mirror(network)
+        self._parameters = dict(self.modules().named_parameters())
+        self.device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
+
+    def modules(self) -> nn.ModuleDict:
+        """Network and head, as one module."""
+        return nn.ModuleDict({"network": self.network, "head": self.head})
+
+    # --- learning ---------------------------------------------------------------------------------------------------
+
+    def score(self, rows: Rollouts, entropy: bool = False) -> Scores:
+        """log π of recorded actions; the entropy and KL(old‖π) exactly, since the head knows the distribution."""
+        inputs, mask_NT = rows.inputs, rows.mask_NT
+        if self.recurrent:
+            out = self.network(inputs["observation"])[0][mask_NT]
+        else:
+            out = self.network(_each(inputs["observation"], lambda x: x[mask_NT]))
+
+        def placed(values_M: Tensor) -> Tensor:
+            if mask_NT.shape[1] == 1 and len(values_M) == len(mask_NT):
+                return values_M[:, None]
+            return values_M.new_zeros(mask_NT.shape).masked_scatter(mask_NT, values_M)
+
+        return Scores(
+            logp_NT=placed(self.head.logp(out, inputs["action"][mask_NT])),
+            entropy_NT=placed(self.head.entropy(out)) if entropy else None,
+            exact_kl_NT=placed(self.head.kl(inputs["old"][mask_NT], out)) if "old" in inputs else None,
+        )
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What is trained."""
+        return self._parameters
+
+    def split(self, rows: Sequence[int], limit: int) -> list[Sequence[int]]:
+        """Parts of at most `limit` rows."""
+        return [rows[i : i + limit] for i in range(0, len(rows), limit)]
+
+    def train(self) -> None:
+        """Learning mode of the modules."""
+        self.network.train()
+
+    def eval(self) -> None:
+        """Playing mode of the modules."""
+        self.network.eval()
+
+    # --- playing ----------------------------------------------------------------------------------------------------
+
+    def begin(self, count: int) -> Any:
+        """The memory of `count` members at the start of their episodes."""
+        return self.network.initial(count) if isinstance(self.network, RecurrentNetwork) else None
+
+    def seated(self, memory: Any, stay_L: np.ndarray, fresh: int) -> Any:
+        """The memories of the members that stay, then of those that begin an episode."""
+        return torch.cat([memory[torch.as_tensor(stay_L)], self.begin(fresh)])
+
+    @torch.no_grad()
+    def act(self, observation: Tree, random: np.random.Generator | None, memory: Any = None) -> Acted:
+        """Decide for M members; without `random` the most likely action."""
+        if self._mirror is not None:
+            flat_MD = observation if self._layout is None else flatten(observation, self._layout)
+            out_MF = self._mirror(flat_MD)
+        elif self.recurrent:
+            seen = _each(self.tensors(observation), lambda x: x[:, None])
+            out, memory = self.network(seen, memory)
+            out_MF = out[:, 0].float().cpu().numpy()
+        else:
+            out_MF = self.network(self.tensors(observation)).float().cpu().numpy()
+        if random is None:
+            return Acted(self.head.mode(out_MF), np.zeros(len(out_MF), np.float32), out_MF, memory)
+        recorded, logp_M = self.head.sample(out_MF, random)
+        return Acted(recorded, logp_M, out_MF, memory)
+
+    def tensors(self, observation: Tree) -> Any:
+        """An observation as the network takes it, on its device."""
+        return tensors(observation, self.device, floats=self._layout is None)
+
+
+class FrozenActor:
+    """The policy as it was when this was made, until the trainer syncs it: what the KL is measured to."""
+
+    def __init__(self, policy: ActorPolicy) -> None:
+        head, network = copy.deepcopy(policy.head), copy.deepcopy(policy.network)
+        self._policy = ActorPolicy(network, head)
+        for parameter in self._policy.parameters().values():
+            parameter.requires_grad_(False)
+
+    @torch.no_grad()
+    def score(self, rows: Rollouts) -> Tensor:
+        """Its log-probs of the recorded actions."""
+        logp_NT: Tensor = self._policy.score(rows).logp_NT
+        return logp_NT
+
+    @torch.no_grad()
+    def sync(self, policy: Mapping[str, Tensor], alpha: float) -> None:
+        """reference ← α·policy + (1−α)·reference."""
+        for name, own in self._policy.parameters().items():
+            own.lerp_(policy[name].detach().to(own), alpha)
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What a checkpoint keeps of it."""
+        return self._policy.parameters()
+
+
+def _each(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
+    return {key: _each(value, change) for key, value in tree.items()} if isinstance(tree, Mapping) else change(tree)

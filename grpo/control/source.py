@@ -1,0 +1,281 @@
+"""Where the control room's tries come from: groups of episodes, judged and handed over as `Rollouts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from grpo.control.baselines import Baseline, choose, explained, linear, returns_to_go
+from grpo.control.config import ControlConfig
+from grpo.control.critic import Critic
+from grpo.control.evaluate import Evaluation, watch
+from grpo.control.export import Greedy, export_onnx
+from grpo.control.groups import EVALUATION, expect_anchors, inner_groups, seeds, starts_of, tries
+from grpo.control.play import Episodes, play
+from grpo.control.policy import ActorPolicy
+from grpo.control.scaling import LIMIT, Scaling
+from grpo.control.stream import Streams
+from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.make import EnvFactory
+from grpo.envs.spaces import take, zeros
+from grpo.protocols import Collected, CollectRequest, State
+from grpo.rollouts import Rollouts, Status
+
+MOST_ENVS = 64
+"""Copies that play at a time unless `num_envs` says otherwise."""
+
+
+@dataclass(frozen=True)
+class World:
+    """How the environment is made."""
+
+    single: EnvFactory | gym.Env[Any, Any]
+    """One to look at."""
+    others: Callable[[int], Fleet]
+    """So many copies for evaluation, apart from those that train."""
+
+
+class ControlSource:
+    """Plays groups of episodes with the policy. It owns the environments, the scaling and, if asked for, a critic."""
+
+    headline = ("return", "episode_length", "env_steps", "eval/return")
+    """What a person wants to see first."""
+
+    panels = ("return", "episode_length", "success", "eval/return")
+    """What its curves show first."""
+
+    def __init__(
+        self,
+        policy: ActorPolicy,
+        scaling: Scaling,
+        fleet: Fleet,
+        world: World,
+        config: ControlConfig,
+    ) -> None:
+        self.policy, self.scaling, self.fleet, self.config = policy, scaling, fleet, config
+        self._world = world
+        streams = config.group_by == "steps"
+        if streams and fleet.size < config.groups_per_step:
+            raise EnvError(
+                f"{fleet.name}: group_by=steps needs a copy for each group; set groups_per_step=1, or pass an id"
+            )
+        self._eval_fleet: Fleet | None = None
+        if config.group_by == "anchor":
+            expect_anchors(self.fleet.observation_space, self.fleet.name)
+        self.streams = Streams(self.fleet, config) if streams else None
+        self.critic = Critic(self.fleet.observation_space, config) if config.judged_by == "critic" else None
+        self.env_steps, self.episodes = 0, 0
+        self._metrics: dict[str, float | None] = {}
+        self._baseline_metrics: dict[str, float | None] = {}
+        self._errors: Mapping[int, str] = {}
+
+    # --- tries ------------------------------------------------------------------------------------------------------
+
+    def collect(self, request: CollectRequest) -> Collected:
+        """A group of tries from each start."""
+        config = self.config
+        random = np.random.default_rng([config.seed, request.step, request.attempt])
+        self.policy.eval()
+        if self.streams is not None:
+            episodes, group_N = self.streams.window(self.policy, self.scaling, random)
+            starts: list[Any] = list(range(config.groups_per_step))
+            search = 0
+        else:
+            starts, search = (
+                starts_of(config, request.step, self.fleet, self.policy, self.scaling, random)
+                if request.starts is None
+                else (list(request.starts), 0)
+            )
+            each, group_N = tries(config, starts)
+            repeat, keep = config.action_repeat, self._keeps_old
+            episodes = play(self.fleet, self.policy, self.scaling, each, random, action_repeat=repeat, keep_out=keep)
+        self.env_steps += episodes.env_steps + search
+        rollouts = self._rollouts(episodes, group_N)
+        self._measure(episodes)
+        self._errors = episodes.errors
+        self.scaling.update(take(episodes.raw, episodes.mask_NT))
+        return Collected(rollouts, starts)
+
+    @property
+    def _keeps_old(self) -> bool:
+        """Whether the exact KL to the policy that sampled is asked for."""
+        recipe = self.config.algorithm
+        return bool(recipe.beta) and recipe.kl_estimator == "exact"
+
+    def _rollouts(self, episodes: Episodes, group_N: np.ndarray) -> Rollouts:
+        device = self.policy.device
+        reward_NT = episodes.reward_NT * self.config.reward_scale
+
+        def tensor(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+            return torch.as_tensor(x, dtype=dtype, device=device)
+
+        inputs: dict[str, Any] = {
+            "observation": self.policy.tensors(episodes.observation),
+            "action": tensor(episodes.action_NT),
+            "row": torch.arange(len(episodes), device=device)[:, None].expand(episodes.mask_NT.shape),
+        }
+        if self._keeps_old and episodes.out_NTF is not None:
+            with torch.no_grad():
+                inputs["old"] = self.policy.head.describe(tensor(episodes.out_NTF))
+        status_N = np.full(len(episodes), int(Status.TRUNCATED))
+        status_N[episodes.terminated_N] = int(Status.TERMINATED)
+        status_N[~episodes.ok_N] = int(Status.FAILED)
+        inner_NT = inner_groups(self.config, episodes, group_N)
+        baseline_NT = self._baseline(episodes, reward_NT, group_N)
+        return Rollouts(
+            group_N=tensor(group_N),
+            mask_NT=tensor(episodes.mask_NT),
+            old_logp_NT=tensor(episodes.logp_NT, torch.float32),
+            reward_NT=tensor(np.where(episodes.mask_NT, reward_NT, 0.0), torch.float32),
+            inputs=inputs,
+            group_NT=None if inner_NT is None else tensor(inner_NT),
+            baseline_NT=None if baseline_NT is None else tensor(baseline_NT, torch.float32),
+            status_N=tensor(status_N),
+        )
+
+    def _baseline(self, episodes: Episodes, reward_NT: np.ndarray, group_N: np.ndarray) -> np.ndarray | None:
+        judged, gamma = self.config.judged_by, self.config.algorithm.gamma
+        if judged not in ("linear", "auto", "critic"):
+            return None
+        return_NT = returns_to_go(episodes, np.where(episodes.mask_NT, reward_NT, 0.0), gamma)
+        half_N, horizon = _member(group_N) % 2, self.fleet.horizon or 1000
+        if judged == "auto":
+            found = choose(episodes, return_NT, group_N, half_N, horizon)
+        else:
+            if self.critic is not None:
+                baseline_NT = self.critic.baseline(episodes, reward_NT, return_NT, self.scaling)
+            else:
+                baseline_NT = linear(episodes, return_NT, half_N, horizon)
+            found = Baseline(baseline_NT, explained(return_NT, baseline_NT, episodes.mask_NT), judged)
+        self._baseline_metrics = {"baseline_explained": found.explained}
+        if judged == "auto":
+            self._baseline_metrics |= {
+                f"baseline/{name}": float(name == found.choice) for name in ("linear", "step", "batch_step")
+            }
+        return found.baseline_NT
+
+    def _measure(self, episodes: Episodes) -> None:
+        """Whole episodes as the environment scores them."""
+        ok_N = episodes.ok_N
+        known_N = episodes.success_N[ok_N & ~np.isnan(episodes.success_N)]
+        if self.streams is not None:
+            finished = self.streams.finished
+            self.episodes = int(sum(self.streams.values()["begun"])) - self.config.groups_per_step
+            found: dict[str, float | None] = {
+                "return": float(np.mean([total for total, _ in finished])) if finished else None,
+                "episode_length": float(np.mean([length for _, length in finished])) if finished else None,
+            }
+        else:
+            self.episodes += int(ok_N.sum())
+            returns, lengths = episodes.return_N[ok_N], episodes.length_N[ok_N]
+            found = {
+                "return": float(returns.mean()) if len(returns) else None,
+                "return_std": float(returns.std()) if len(returns) else None,
+                "episode_length": float(lengths.mean()) * self.config.action_repeat if len(lengths) else None,
+            }
+        found |= {"success": float(known_N.mean())} if len(known_N) else {}
+        found |= {"env_steps": float(self.env_steps), "episodes": float(self.episodes)}
+        self._metrics = found | self._baseline_metrics
+
+    # --- evaluation -------------------------------------------------------------------------------------------------
+
+    def evaluate(self, step: int) -> Mapping[str, float | None]:
+        """Metrics on starts that training never uses, the same ones every time."""
+        return self.judge(self.config.eval_episodes, self.config.eval_greedy).metrics()
+
+    def judge(self, episodes: int, greedy: bool = True, seed: int | None = None) -> Evaluation:
+        """So many episodes on independent starts."""
+        size = min(episodes, self.config.num_envs or MOST_ENVS)
+        if self._eval_fleet is None or self._eval_fleet.size < size:
+            if self._eval_fleet is not None:
+                self._eval_fleet.close()
+            self._eval_fleet = self._world.others(size)
+        chosen = self.config.seed if seed is None else seed
+        starts = seeds(chosen, 0, EVALUATION, episodes)
+        random = None if greedy else np.random.default_rng([chosen, EVALUATION])
+        self.policy.eval()
+        return Evaluation.of(
+            play(self._eval_fleet, self.policy, self.scaling, starts, random, action_repeat=self.config.action_repeat)
+        )
+
+    def leave(self, folder: Path) -> Mapping[str, Path]:
+        """A video of the policy on one independent start, for the run folder."""
+        if not self.config.video:
+            return {}
+        path = folder / "video.mp4"
+        starts = seeds(self.config.seed, 0, EVALUATION, 1)
+        watch(self._world.single, self.policy, self.scaling, self.config.action_repeat, starts, video=path)
+        return {"video": path}
+
+    def export(self, path: Path) -> Path:
+        """The greedy policy, scaling included, as an ONNX file."""
+        mean, std = self.scaling.tree()
+        greedy = Greedy(self.policy.network, self.policy.head, mean, std, LIMIT)
+        example = self.policy.tensors(zeros(self.fleet.observation_space, 2))
+        return export_onnx(greedy, example, path, self.policy.begin(2))
+
+    # --- what must be kept, and what can be seen --------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Counters, scaling, critic and the streams that are under way; environments start anew every step."""
+        values: dict[str, Any] = {"env_steps": self.env_steps, "episodes": self.episodes, "count": self.scaling.count}
+        arrays: dict[str, Any] = {f"scaling/{name}": torch.as_tensor(x) for name, x in self.scaling.arrays().items()}
+        if self.critic is not None:
+            arrays |= {f"critic/{name}": x for name, x in self.critic.arrays().items()}
+        if self.streams is not None:
+            values["streams"] = self.streams.values()
+            arrays |= {f"streams/{name}": torch.as_tensor(x) for name, x in self.streams.arrays().items()}
+        return State(values, arrays)
+
+    def load_state(self, state: State) -> None:
+        """Go on from there."""
+        self.env_steps, self.episodes = int(state.values["env_steps"]), int(state.values["episodes"])
+
+        def part(kind: str) -> dict[str, Any]:
+            named = {name.partition("/")[2]: x for name, x in state.arrays.items() if name.startswith(f"{kind}/")}
+            return {name: np.asarray(x) for name, x in named.items()}
+
+        self.scaling.load(float(state.values["count"]), part("scaling"))
+        if self.critic is not None:
+            self.critic.load(part("critic"))
+        if self.streams is not None:
+            self.streams.load(state.values["streams"], part("streams"))
+
+    def metrics(self) -> Mapping[str, float | None]:
+        """Of the episodes collected last."""
+        return self._metrics
+
+    def show(self, rows: Rollouts) -> list[dict[str, Any]]:
+        """Actions, rewards, length of each row, and what went wrong with it."""
+        numbers = rows.inputs["row"][:, 0].tolist()
+        lengths = rows.mask_NT.sum(1).tolist()
+        shown: list[dict[str, Any]] = []
+        for i, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
+            trace = {
+                "length": length,
+                "actions": rows.inputs["action"][i, :length].tolist(),
+                "rewards": [] if rows.reward_NT is None else rows.reward_NT[i, :length].tolist(),
+            }
+            shown.append(trace | ({"error": self._errors[number]} if number in self._errors else {}))
+        return shown
+
+    def close(self) -> None:
+        """End the environments and their processes."""
+        for fleet in (self.fleet, self._eval_fleet):
+            if fleet is not None:
+                fleet.close()
+
+
+def _member(group_N: np.ndarray) -> np.ndarray:
+    """The place of each row in its group: 0, 1, …"""
+    order = np.argsort(group_N, kind="stable")
+    first = np.searchsorted(group_N[order], group_N[order])
+    place_N = np.empty(len(group_N), np.int64)
+    place_N[order] = np.arange(len(group_N)) - first
+    return place_N

@@ -1,0 +1,154 @@
+"""Endless streams of episodes, cut into windows: the group of `group_by=steps`.
+
+An episode that a window cuts goes on in the next one, so long episodes are played, and counted, whole. A row of the
+result is the part of one episode that lies in the window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from grpo.control.config import ControlConfig
+from grpo.control.groups import STREAMS, seeds
+from grpo.control.play import Episodes, Record, begin, each, named
+from grpo.control.policy import ActorPolicy
+from grpo.control.scaling import Scaling
+from grpo.envs.fleet import EnvError, Fleet, Snapshot, Tree
+from grpo.envs.spaces import put, take
+
+REMEMBERED = 20
+"""Whole episodes whose mean return is reported."""
+
+
+class Streams:
+    """One endless stream of episodes for each group."""
+
+    def __init__(self, fleet: Fleet, config: ControlConfig) -> None:
+        count = config.groups_per_step
+        self._fleet, self._config = fleet, config
+        self._member_P = np.arange(count)
+        self._begun_P = np.zeros(count, np.int64)
+        """Episodes begun so far."""
+        self._return_P, self._length_P = np.zeros(count), np.zeros(count, np.int64)
+        """Of the running episodes."""
+        self._observation: Tree = None
+        self.finished: list[tuple[float, int]] = []
+        """(return, length) of the last whole episodes."""
+
+    def window(self, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator) -> tuple[Episodes, np.ndarray]:
+        """The next `group_size` steps of every stream, and the stream of each row."""
+        if self._observation is None:
+            self._observation = self._fresh(self._member_P)
+        steps, count = self._config.group_size, len(self._member_P)
+        record = Record(count, steps)
+        done_TP, over_TP = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
+        failed: dict[tuple[int, int], str] = {}
+        for t in range(steps):
+            seen = scaling(self._observation)
+            acted = policy.act(seen, random)
+            stepped = self._fleet.step(self._member_P, policy.head.to_env(acted.recorded))
+            moment = {"action": acted.recorded, "logp": acted.logp_M, "out": acted.out_MF, "reward": stepped.reward_M}
+            record.write(np.full(count, t), self._member_P, t, moment | named("seen", seen))
+            over_TP[t] = stepped.terminated_M
+            done_TP[t] = stepped.terminated_M | stepped.truncated_M
+            self._return_P += stepped.reward_M
+            self._length_P += 1
+            self.finished += [
+                (float(self._return_P[p]), int(self._length_P[p])) for p in np.flatnonzero(done_TP[t]).tolist()
+            ]
+            for at, message in stepped.errors.items():
+                failed[t, at], done_TP[t, at] = message, True
+            self._observation = stepped.observation
+            if done_TP[t].any():
+                over = np.flatnonzero(done_TP[t])
+                self._observation = take(stepped.observation, np.arange(count))
+                put(self._observation, over, self._fresh(over))
+        self.finished = self.finished[-REMEMBERED:]
+        return _pieces(record, done_TP, over_TP, failed, steps)
+
+    def _fresh(self, members: np.ndarray) -> Tree:
+        """The next episode of these streams."""
+        self._return_P[members], self._length_P[members] = 0.0, 0
+        chosen = [seeds(self._config.seed, int(self._begun_P[p]), STREAMS + 16 * (int(p) + 1), 1)[0] for p in members]
+        self._begun_P[members] += 1
+        begun = begin(self._fleet, members, chosen)
+        if begun.errors:
+            raise EnvError(next(iter(begun.errors.values())))
+        return begun.observation
+
+    def values(self) -> dict[str, Any]:
+        """Numbers to go on from."""
+        return {
+            "begun": self._begun_P.tolist(),
+            "return": self._return_P.tolist(),
+            "length": self._length_P.tolist(),
+            "finished": [list(item) for item in self.finished],
+            "seeds": [] if self._observation is None else [s.seed for s in self._fleet.snapshot(self._member_P)],
+        }
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The running episodes' actions, which lead back to where they are."""
+        if self._observation is None:
+            return {}
+        return {f"actions/{p}": saved.actions for p, saved in enumerate(self._fleet.snapshot(self._member_P))}
+
+    def load(self, values: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Play the running episodes up to where they were."""
+        self._begun_P, self._length_P = np.array(values["begun"]), np.array(values["length"])
+        self._return_P = np.array(values["return"], np.float64)
+        self.finished = [(float(a), int(b)) for a, b in values["finished"]]
+        if values["seeds"]:
+            saved = [Snapshot(int(s), np.asarray(arrays[f"actions/{p}"])) for p, s in enumerate(values["seeds"])]
+            begun = self._fleet.restore(self._member_P, saved)
+            if begun.errors:
+                raise EnvError(f"the running episodes cannot be resumed: {next(iter(begun.errors.values()))}")
+            self._observation = begun.observation
+
+
+def _pieces(
+    record: Record, done_TP: np.ndarray, over_TP: np.ndarray, failed: Mapping[tuple[int, int], str], steps: int
+) -> tuple[Episodes, np.ndarray]:
+    """The window's episodes as rows of their own, and the stream each belongs to."""
+    cuts: list[tuple[int, int, int]] = []  # stream, first step, one past the last
+    for p in range(done_TP.shape[1]):
+        ends = [0, *(np.flatnonzero(done_TP[:, p]) + 1).tolist(), steps]
+        cuts += [(p, a, b) for a, b in pairwise(ends) if b > a]
+    longest = max(b - a for _, a, b in cuts)
+
+    def rows(x_PT: np.ndarray) -> np.ndarray:
+        made = np.zeros((len(cuts), longest, *x_PT.shape[2:]), x_PT.dtype)
+        for row, (p, a, b) in enumerate(cuts):
+            made[row, : b - a] = x_PT[p, a:b]
+        return made
+
+    def table(name: str) -> np.ndarray:
+        found = record.table(name, steps)
+        assert found is not None
+        return rows(found)
+
+    seen = each(record.tree("seen", steps), rows)
+    length_N = np.array([b - a for _, a, b in cuts])
+    errors = {row: failed[b - 1, p] for row, (p, _, b) in enumerate(cuts) if (b - 1, p) in failed}
+    length_N[list(errors)] -= 1  # the step that failed was not made
+    terminated_N = np.array([bool(over_TP[b - 1, p]) for p, _, b in cuts])
+    episodes = Episodes(
+        observation=seen,
+        raw=seen,
+        action_NT=table("action"),
+        logp_NT=table("logp"),
+        out_NTF=table("out"),
+        reward_NT=table("reward"),
+        mask_NT=np.arange(longest)[None] < length_N[:, None],
+        offset_N=np.zeros(len(cuts), np.int64),
+        terminated_N=terminated_N,
+        truncated_N=~terminated_N,
+        success_N=np.full(len(cuts), np.nan),
+        last=None,
+        errors=errors,
+        env_steps=int(done_TP.size),
+    )
+    return episodes, np.array([p for p, _, _ in cuts])

@@ -1,0 +1,348 @@
+"""The front door for environments: an env, an actor and an optimizer, given or made for you.
+
+    GRPOTrainer(env="CartPole-v1").train(steps=50)                        # tuned defaults
+    GRPOTrainer(env=gym.make("CartPole-v1"), actor=my_actor, optimizer=my_optimizer,
+                clip_ratio=0.2, beta=0.001, gamma=0.99, epochs=10, batch_size=32, group_size=200)  # a tutorial's words
+
+The second spelling has the tutorial's meaning: a group is a window of steps (`group_by="steps"`), its other defaults
+are that document's, and its W&B names are reported beside ours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import nn
+
+from grpo.config import ConfigError
+from grpo.control.config import ControlConfig
+from grpo.control.evaluate import Evaluation, watch
+from grpo.control.groups import EVALUATION, seeds
+from grpo.control.networks import check_fits, make_network
+from grpo.control.policy import ActorPolicy, FrozenActor
+from grpo.control.scaling import Scaling
+from grpo.control.source import MOST_ENVS, ControlSource, World
+from grpo.dialects import translate
+from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.heads import make_head
+from grpo.envs.make import EnvFactory, make_fleet
+from grpo.envs.video import can_show
+from grpo.models import moved
+from grpo.report import StepReport
+from grpo.run.folder import RunFolder
+from grpo.run.progress import SHOWN, make_progress
+from grpo.trainer import GRPOTrainer as Trainer
+
+TUTORIAL = {
+    "loss_type": "window",
+    "kl_estimator": "exact",
+    "group_by": "steps",
+    "group_size": 200,
+    "groups_per_step": 1,
+    "num_iterations": 10,
+    "decisions_per_minibatch": 32,
+    "learning_rate": 3e-4,
+    "max_grad_norm": 0.5,
+    "target_kl": None,
+}
+"""What the tutorial leaves unsaid, when its words are used."""
+
+
+ENDLESS = 10**9
+
+
+class GRPOTrainer(Trainer):
+    """GRPO for a Gymnasium environment.
+
+    env: an id, a factory, or an environment. actor: an `nn.Module` from observations to the numbers the action space
+    needs (logits; means), or None for an MLP or CNN that fits. Settings: the fields of `ControlConfig`.
+    """
+
+    source: ControlSource
+    config: ControlConfig
+
+    def __init__(
+        self,
+        env: str | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | None = None,
+        actor: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        clip_ratio: float | None = None,
+        beta: float | None = None,
+        gamma: float | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        group_size: int | None = None,
+        *,
+        config: ControlConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        words = {"clip_ratio": clip_ratio, "epochs": epochs, "batch_size": batch_size}
+        shared = {"beta": beta, "gamma": gamma, "group_size": group_size}
+        given = {name: value for name, value in (words | shared).items() if value is not None} | settings
+        if config is not None and given:
+            raise TypeError(f"give config or single settings, not both: {', '.join(given)}")
+        self.tutorial = any(words.values()) and given.get("group_by", "steps") == "steps"
+        if config is None:
+            config = _config(env, given, self.tutorial)
+        fleet, world = _world(config, env)
+        self.env = world.single
+        policy, scaling = _policy(config, fleet, actor)
+        source = ControlSource(policy, scaling, fleet, world, config)
+        recipe = config.algorithm
+        reference = FrozenActor(policy) if recipe.beta and recipe.kl_to == "reference" else None
+        super().__init__(config, policy, reference, optimizer=_optimizer(optimizer, policy, config), source=source)
+
+    @property
+    def actor(self) -> nn.Module:
+        """The trained network."""
+        return self.source.policy.network
+
+    # --- learning ---------------------------------------------------------------------------------------------------
+
+    def step(self, states: Sequence[Any] | None = None) -> StepReport:
+        """Play, compare, learn; see `grpo.GRPOTrainer.step`."""
+        report = super().step(states)
+        if self.tutorial:
+            names = {"update": float(report.step - 1), "avg_reward": report.get("return")}
+            report.metrics |= names | {"kl_divergence": report.get("kl")}
+        return report
+
+    def train(  # type: ignore[override]  # the field counts updates; states are the environment's own
+        self,
+        total_updates: int | None = None,
+        *,
+        steps: int | None = None,
+        env_steps: int | None = None,
+        stop_at: float | None = None,
+        evaluate_every: int | None = None,
+        folder: str | Path | None = None,
+        trackers: Sequence[Any] = (),
+        project: str | None = None,
+        callbacks: Sequence[Callable[[StepReport], Any]] = (),
+        progress: str | None = "auto",
+    ) -> list[StepReport]:
+        """So many steps (`total_updates` is the tutorial's word), or until `env_steps` or `stop_at` is reached.
+
+        stop_at: greedy return on independent starts, looked at every `evaluate_every` steps (5). With `folder` or
+        `trackers` everything a run leaves goes there: metrics, checkpoints, curve, video; a folder that already holds
+        checkpoints is resumed.
+        """
+        limit = steps if total_updates is None else total_updates
+        if limit is None and env_steps is None and stop_at is None:
+            raise ValueError("train() needs total_updates, steps, env_steps or stop_at")
+        every = evaluate_every or (5 if stop_at is not None or folder is not None or trackers else None)
+        reports: list[StepReport] = []
+
+        def enough(report: StepReport) -> bool:
+            if reports:
+                reports[-1].forget()
+            reports.append(report)
+            asked = [callback(report) is False for callback in callbacks]
+            steps_made, value = report.get("env_steps") or 0.0, report.get("eval/return")
+            good = stop_at is not None and value is not None and value >= stop_at
+            return any(asked) or good or (env_steps is not None and steps_made >= env_steps)
+
+        if folder is None and not trackers:
+            self._train_here(limit or ENDLESS, every, enough, progress)
+            return reports
+        from grpo.run.loop import run  # here: only a run needs files, signals and locks
+
+        place = self._folder(folder)
+        run(
+            self,
+            limit or ENDLESS,
+            place,
+            resume=place.checkpoints.exists(),
+            keep_best=1,
+            best_by="eval/return",
+            checkpoint_every=every or 50,
+            sinks=trackers,
+            project=project,
+            progress=progress,
+            evaluate=self.source.evaluate if every else None,
+            evaluate_every=every,
+            stop=enough,
+        )
+        return reports
+
+    def _train_here(
+        self, limit: int, every: int | None, enough: Callable[[StepReport], bool], progress: str | None
+    ) -> None:
+        """Without leaving anything on disk."""
+        shown = make_progress(progress)
+        shown.names = (*self.source.headline, *SHOWN)
+        shown.start(None, self.steps_done, limit)
+        try:
+            for _ in range(limit):
+                began = time.perf_counter()
+                report = self.step()
+                if every is not None and report.step % every == 0:
+                    found = self.source.evaluate(report.step)
+                    report.metrics |= {f"eval/{name}": value for name, value in found.items()}
+                shown.step({"step": report.step, **report.metrics}, time.perf_counter() - began)
+                if enough(report):
+                    break
+        finally:
+            shown.close()
+
+    def _folder(self, folder: str | Path | None) -> RunFolder:
+        now = datetime.now().astimezone()
+        name = "".join(c if c.isalnum() or c in "-_" else "-" for c in self.source.fleet.name)
+        path = Path("runs") / f"{name}-{now.strftime('%Y%m%d-%H%M%S')}" if folder is None else Path(folder)
+        if (path / "run.json").exists():
+            return RunFolder.open(path)
+        config = {"task": "control", **self.config.model_dump(mode="json", exclude_unset=True)}
+        return RunFolder.create(
+            path,
+            task="control",
+            config=config,
+            created=now.isoformat(timespec="seconds"),
+            seed=self.config.seed,
+            argv=[],
+        )
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, episodes: int = 20, greedy: bool = True, seed: int | None = None) -> Evaluation:
+        """Whole episodes on starts that training never uses."""
+        return self.source.judge(episodes, greedy, seed)
+
+    def test(
+        self,
+        env: gym.Env[Any, Any] | None = None,
+        actor: nn.Module | None = None,
+        episodes: int = 5,
+        render: bool = False,
+        video: str | Path | None = None,
+    ) -> list[float]:
+        """Greedy episodes, one line each; `render` opens a window, or without a display writes a video."""
+        policy = self.source.policy if actor is None else ActorPolicy(actor, self.source.policy.head)
+        scaling = self.source.scaling if actor is None else Scaling(self.source.fleet.observation_space, False)
+        return _tell(env or self.env, policy, scaling, self.config.action_repeat, episodes, render, video)
+
+    def watch(self, episodes: int = 3, render: bool = False, video: str | Path | None = None) -> list[float]:
+        """Greedy episodes on independent starts, in a window or a video; their returns."""
+        source, starts = self.source, seeds(self.config.seed, 0, EVALUATION, episodes)
+        return watch(self.env, source.policy, source.scaling, self.config.action_repeat, starts, render, video)
+
+    def export(self, path: str | Path) -> Path:
+        """The greedy policy as an ONNX file, checked against this one."""
+        return self.source.export(Path(path))
+
+
+def test(
+    env: gym.Env[Any, Any] | str,
+    actor: nn.Module,
+    episodes: int = 5,
+    render: bool = False,
+    video: str | Path | None = None,
+) -> list[float]:
+    """Greedy episodes of an actor, one line each: `Test Episode 1 | Reward: 500.0`."""
+    single = EnvFactory(env) if isinstance(env, str) else env
+    fleet = make_fleet(single, 1, kind="serial")
+    head = make_head(fleet.action_space)
+    check_fits(actor, fleet.observation_space, head.size, "actor", fleet.action_space)
+    policy, scaling = ActorPolicy(actor, head), Scaling(fleet.observation_space, False)
+    return _tell(single, policy, scaling, 1, episodes, render, video)
+
+
+def _tell(
+    env: Any, policy: ActorPolicy, scaling: Scaling, repeat: int, episodes: int, render: bool, video: Any
+) -> list[float]:
+    returns = watch(env, policy, scaling, repeat, seeds(0, 0, EVALUATION, episodes), render, video)
+    for number, total in enumerate(returns, 1):
+        print(f"Test Episode {number} | Reward: {total}")
+    if render and not can_show():
+        print(f"no display: the episodes are in {video or 'test.mp4'}")
+    return returns
+
+
+def make_trainer(config: ControlConfig) -> GRPOTrainer:
+    """The trainer of a configuration, as the command line makes it."""
+    return GRPOTrainer(config=config)
+
+
+# --- what is made where nothing is given ----------------------------------------------------------------------------
+
+
+def _config(env: Any, given: dict[str, Any], tutorial: bool) -> ControlConfig:
+    """Settings as given, the tutorial's in its own dialect and with its own defaults."""
+    if isinstance(env, str):
+        given = {"env": env} | given
+    elif env is not None:
+        given = {"env": getattr(getattr(env, "spec", None), "id", None) or type(env).__name__} | given
+    if not tutorial:
+        return ControlConfig(_dialect="tutorial", **given)
+    ours, _ = translate(given, "tutorial")
+    return ControlConfig(**TUTORIAL | ours)
+
+
+def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
+    """The fleet that trains, and how further copies are made."""
+    given = config.env if env is None or isinstance(env, str) else env
+    size = config.groups_per_step if config.group_by == "steps" else min(config.num_envs or MOST_ENVS, config.episodes)
+    horizon = config.max_episode_steps
+
+    def made(of: Any, count: int) -> Fleet:
+        workers, timeout = config.workers, config.env_timeout
+        return make_fleet(of, count, kind=config.vector, horizon=horizon, workers=workers, timeout=timeout)
+
+    if not isinstance(given, gym.Env):
+        factory = EnvFactory(given, config.env_kwargs, horizon)
+        return made(factory, size), World(factory, partial(made, factory))
+    if config.env_kwargs:
+        raise ConfigError("env_kwargs has no effect on an environment that is made already; pass its id")
+    if given.spec is not None:
+        factory = EnvFactory(given.spec, horizon=horizon)
+        return made(given, size), World(given, partial(made, factory))
+    fleet = made(given, 1)  # the only one there is: episodes are played one after the other, also to evaluate
+
+    def same(count: int) -> Fleet:
+        if config.group_by == "steps":
+            raise EnvError(
+                f"{fleet.name} is the only copy and busy with its stream; pass an id or a factory to evaluate"
+            )
+        return fleet
+
+    return fleet, World(given, same)
+
+
+def _policy(config: ControlConfig, fleet: Fleet, actor: nn.Module | None) -> tuple[ActorPolicy, Scaling]:
+    """The actor, ours or theirs, with the head that the action space needs."""
+    head = make_head(fleet.action_space, config.action_head, config.log_std)
+    if actor is None:
+        network: nn.Module = make_network(
+            fleet.observation_space, head.size, config.hidden, config.activation, config.memory, config.seed
+        )
+    else:
+        unused = [name for name in ("hidden", "activation", "memory") if name in config.model_fields_set]
+        if unused:
+            raise ConfigError(f"{unused[0]} has no effect with an actor of your own")
+        network = actor
+        check_fits(network, fleet.observation_space, head.size, "actor", fleet.action_space)
+    for module in (network, head):
+        moved(module, "cpu" if config.device == "auto" and actor is None else config.device)
+    return ActorPolicy(network, head), Scaling(fleet.observation_space, config.scale_observations)
+
+
+def _optimizer(
+    given: torch.optim.Optimizer | None, policy: ActorPolicy, config: ControlConfig
+) -> torch.optim.Optimizer:
+    """Adam, or the user's with the head's own numbers (a Gaussian's deviation) added."""
+    if given is None:
+        tensors = list(policy.parameters().values())
+        # One call for all tensors: for a small network the separate ones cost more than the arithmetic.
+        fused = all(p.device.type in ("cpu", "cuda") for p in tensors)
+        return torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
+    known = {id(p) for group in given.param_groups for p in group["params"]}
+    missing = [p for p in policy.head.parameters() if id(p) not in known]
+    if missing:
+        given.add_param_group({"params": missing})
+    return given
