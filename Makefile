@@ -2,13 +2,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint bench docs fmt clean
+.PHONY: help train test check lint bench bench-control docs fmt clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: $(READY) ## balance a pole: CartPole, solved in seconds; curve and video go to runs/
 	$(BIN)/grpo train cartpole
@@ -29,6 +30,12 @@ bench: $(READY) ## time the objective and the trainer against the same mathemati
 	$(BIN)/python bench/core_overhead.py
 	$(BIN)/python bench/trainer_overhead.py
 
+CONTROL_TASKS ?= rollout,cartpole,acrobot,inverted-pendulum,pendulum,frozenlake,minigrid-empty
+CLEANRL ?=
+bench-control: $(READY) ## learn control tasks beside SB3, CleanRL (CLEANRL=checkout) and a tutorial's loop; an hour
+	$(PIP) stable-baselines3
+	$(BIN)/python bench/control.py --tasks $(CONTROL_TASKS) $(if $(CLEANRL),--cleanrl $(CLEANRL))
+
 docs: $(READY) ## write the generated pages, then build HTML into docs/_build/html
 	$(BIN)/python docs/make_pages.py
 	$(BIN)/python -m sphinx -M html docs docs/_build -W --keep-going
@@ -46,5 +53,5 @@ clean: ## remove caches and built files; the virtual environment stays
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch hatchling editables
-	$(PIP) --no-build-isolation -e '.[dev]'
+	$(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
 	touch $@

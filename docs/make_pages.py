@@ -1,10 +1,15 @@
 """Write the pages that are made from the code. Run by `make docs`; the result is committed."""
 
+import json
+import runpy
 from pathlib import Path
 
+from grpo.app.settings import preset_names
 from grpo.recipes import table_markdown
 
 DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+PRESETS = ROOT / "grpo" / "app" / "presets"
 
 RECIPES = """\
 # Recipes
@@ -15,10 +20,44 @@ Every row is one published variant, written as a choice on each axis of the algo
 {table}
 """
 
+CONTROL = """\
+# Control presets
+
+Made by `docs/make_pages.py` from `bench/results/control.json`, which `make bench-control` writes. A cell is one
+process, one thread, one seed: CPU seconds and environment steps until the mean greedy return on starts that nobody
+trained on has reached the threshold at two looks in a row. Imports and evaluations are not counted. Medians, with the
+smallest and the largest of the seeds; ratios are of medians. `sb3` is Stable-Baselines3's PPO with rl-zoo's settings
+(its defaults for FrozenLake and Taxi, which rl-zoo does not have), `cleanrl` CleanRL's `ppo.py` as it is, `tutorial`
+the tutorial's loop. On CartPole, `ours-64` is our preset with hidden layers as wide as SB3's.
+
+{rollout}
+{tasks}
+"""
+
+
+def control() -> str:
+    """The control presets with what was measured of each."""
+    bench = runpy.run_path(str(ROOT / "bench" / "control.py"))
+    results = ROOT / "bench" / "results" / "control.json"
+    rows = json.loads(results.read_text(encoding="utf-8"))["cells"] if results.exists() else []
+    parts = []
+    for task in [name for name in bench["ORDER"] if name in preset_names()]:
+        preset = (PRESETS / f"{task}.yaml").read_text(encoding="utf-8")
+        measured = [row for row in rows if row["task"] == task]
+        parts += [f"## {task}", "", f"```yaml\n{preset.strip()}\n```", ""]
+        parts += [bench["table"](measured), *bench["remarks"](measured)] if measured else ["Not measured.", ""]
+        if (DOCS / "figures" / f"control-{task}.png").exists():
+            parts += [f"![greedy return of {task}](figures/control-{task}.png)", ""]
+    rollout = bench["table"]([row for row in rows if row["task"] == bench["ROLLOUT"]])
+    return CONTROL.format(rollout=rollout, tasks="\n".join(parts)).rstrip() + "\n"
+
 
 def pages() -> dict[Path, str]:
     """Every generated page and its current text."""
-    return {DOCS / "recipes.md": RECIPES.format(table=table_markdown().strip())}
+    return {
+        DOCS / "recipes.md": RECIPES.format(table=table_markdown().strip()),
+        DOCS / "control_presets.md": control(),
+    }
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ class Rollouts:
             if name.endswith("_NT"):
                 arrays = [_pad(array, steps) for array in arrays]
             joined[name] = namespace(arrays[0]).concatenate(arrays)
-        return Rollouts(**joined, inputs=_join([part.inputs for part in parts]))
+        return Rollouts(**joined, inputs=_join([_stretched(part.inputs, part.mask_NT, steps) for part in parts]))
 
 
 def row_index(rows: Sequence[int] | Array, like: Array) -> Array:
@@ -208,6 +208,14 @@ def _pick(inputs: Any, index: Array) -> Any:
     return inputs[index]
 
 
+def _stretched(inputs: Any, mask_NT: Array, steps: int) -> Any:
+    """Inputs with an entry a decision, padded as the record itself is."""
+    if isinstance(inputs, dict):
+        return {key: _stretched(value, mask_NT, steps) for key, value in inputs.items()}
+    each = tuple(getattr(inputs, "shape", ()))[:2] == tuple(mask_NT.shape)
+    return _pad(inputs, steps) if each else inputs
+
+
 def _join(parts: list[Any]) -> Any:
     first = parts[0]
     if first is None:
@@ -222,5 +230,5 @@ def _join(parts: list[Any]) -> Any:
 
 
 def _pad(x_NT: Array, steps: int) -> Array:
-    pad = zeros((x_NT.shape[0], steps - x_NT.shape[1]), x_NT)
+    pad = zeros((x_NT.shape[0], steps - x_NT.shape[1], *x_NT.shape[2:]), x_NT)
     return namespace(x_NT).concatenate([x_NT, pad], axis=1)

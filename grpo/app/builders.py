@@ -122,7 +122,12 @@ def _guarded(job: Callable[[], Summary]) -> int:
 def _create(resolved: Resolved) -> RunFolder:
     """The run's folder, before anything heavy is built: an unwritable place is found at once."""
     now = datetime.now().astimezone()
-    names = {"task": resolved.task, "timestamp": now.strftime("%Y%m%d-%H%M%S"), "seed": resolved.config.seed}
+    names = {
+        "name": resolved.name,
+        "task": resolved.task,
+        "timestamp": now.strftime("%Y%m%d-%H%M%S"),
+        "seed": resolved.config.seed,
+    }
     try:
         path = Path(resolved.run.logdir.format(**names))
     except (KeyError, IndexError, ValueError):

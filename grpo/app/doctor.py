@@ -15,7 +15,9 @@ from grpo import __version__
 
 EXTRAS = {
     "language": ("transformers", "datasets", "peft", "accelerate"),
-    "control": ("gymnasium",),
+    "control": ("gymnasium", "pygame", "mujoco", "Box2D", "minigrid", "imageio_ffmpeg"),
+    "envpool": ("envpool",),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
     "jax": ("jax",),
     "tensorboard": ("tensorboardX",),
     "wandb": ("wandb",),

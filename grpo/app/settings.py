@@ -6,6 +6,7 @@ first: an `algorithm:` block speaks RLinf's, everything else the common words; `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -32,8 +33,8 @@ class RunConfig(BaseModel):
 
     steps: int = Field(100, ge=1)
     """Rollout-and-update steps in all."""
-    logdir: str = "runs/{task}-{timestamp}"
-    """The run's folder; {task}, {timestamp} and {seed} are filled in."""
+    logdir: str = "runs/{name}-{timestamp}"
+    """The run's folder; {name} (of the preset, or the environment), {task}, {timestamp} and {seed} are filled in."""
     checkpoint_every: int = Field(25, ge=1)
     """Steps between checkpoints."""
     keep_last: int = Field(2, ge=1)
@@ -79,6 +80,14 @@ class Resolved:
     config: GRPOConfig
     run: RunConfig
     origins: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """What a person would call it: the preset that chose the task, or the environment, or the task."""
+        own_env = not self.origins.get("env", "preset").startswith("preset")
+        preset = self.origins.get("task", "")
+        word = getattr(self.config, "env", "") if own_env else preset.removeprefix("preset ")
+        return re.sub(r"[^A-Za-z0-9_.-]+", "-", word).strip("-.") or self.task
 
     def table(self) -> list[tuple[str, str, Any, str]]:
         """(block, name, value, origin) of every setting in force."""
@@ -204,6 +213,8 @@ def resolve(layers: Sequence[Layer], configs: Mapping[str, Callable[[], type[GRP
             key = layer.spelled.get(name, name)
             origins[name] = layer.origin if key == name else f"{layer.origin} ({key})"
             firm = firm | {name} if layer.firm else firm - {name}
+        if layer.task:
+            origins["task"] = layer.origin
         run |= layer.run
         origins |= {f"run.{name}": layer.origin for name in layer.run}
     model = configs[task]()
@@ -220,11 +231,14 @@ def _expect_known(settings: Mapping[str, Any], model: type[GRPOConfig], origins:
 
 
 def _made(model: type[GRPOConfig], settings: dict[str, Any], firm: set[str], origins: dict[str, str]) -> GRPOConfig:
-    """The task's configuration; what a preset brought and another layer made idle is left out."""
+    """The task's configuration; what a preset brought and another layer made idle or impossible is left out."""
     try:
         return model(**settings)
     except ConfigError as error:
-        idle = [name for name in settings if name not in firm and f"{name} has no effect" in str(error)]
+        soft = [name for name in settings if name not in firm]
+        idle = [
+            name for name in soft if f"{name} has no effect" in str(error) or str(error).startswith(f"{name} takes")
+        ]
         if not idle:
             raise
     for name in idle:

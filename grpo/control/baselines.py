@@ -1,6 +1,8 @@
 """What a decision's return is compared with, where the room knows more than the group: linear, auto, critic.
 
-All are held out: what is expected of a decision never depends on how it went itself, so the gradient stays unbiased.
+All are held out: what is expected of a decision comes from fits and means that never saw how it went itself, so the
+gradient stays unbiased up to the choice among a handful of them, which all returns make together.
+
 None bootstraps: a linear fit that fills in what comes after a time limit is too crude, and learning fails with it. So
 a return that a time limit cut off is the return until then, and late decisions look as if little was left to win.
 """
@@ -15,6 +17,8 @@ from grpo.control.play import Episodes
 from grpo.core import advantages as adv
 from grpo.envs.fleet import Tree
 
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 1e3)
+"""Penalties that the linear fit chooses from."""
 MAX_FEATURES = 1024
 """An observation part with more entries than this (an image) is left out of the linear fit."""
 
@@ -35,12 +39,18 @@ def returns_to_go(episodes: Episodes, reward_NT: np.ndarray, gamma: float) -> np
 
 
 def linear(episodes: Episodes, return_NT: np.ndarray, half_N: np.ndarray, horizon: int) -> np.ndarray:
-    """Ridge regression of the return on [o, o², t, t², t³, 1]: fitted on half of each group, applied to the other."""
+    """Ridge regression of the return on [o, o², t, t², t³, 1]: fitted on half of each group, applied to the other.
+
+    Of several penalties the one that leaves least, held out; the largest of them leaves the mean alone, so that a fit
+    on a handful of early episodes does no harm.
+    """
     mask_NT = episodes.mask_NT & episodes.ok_N[:, None]
     half_NT = np.repeat(half_N[:, None], mask_NT.shape[1], 1)
-    found_M = adv.ridge_baseline(features(episodes, mask_NT, horizon), return_NT[mask_NT], half_NT[mask_NT])
+    return_M = return_NT[mask_NT]
+    expected_KM = adv.ridge_baselines(features(episodes, mask_NT, horizon), return_M, half_NT[mask_NT], RIDGES)
+    left_K = np.square(return_M - expected_KM).sum(1)
     baseline_NT = np.zeros_like(return_NT)
-    baseline_NT[mask_NT] = found_M
+    baseline_NT[mask_NT] = expected_KM[left_K.argmin()]
     return baseline_NT
 
 
@@ -52,11 +62,11 @@ def features(episodes: Episodes, mask_NT: np.ndarray, horizon: int) -> np.ndarra
     for x in _parts(episodes.observation):
         seen = x[mask_NT]
         if seen.dtype.kind in "iu" and seen.ndim == 1:
-            choices = int(seen.max()) + 1
+            choices = int(seen.max(initial=0)) + 1
             if choices <= MAX_FEATURES:
                 parts.append(np.eye(choices)[seen])
         elif np.prod(seen.shape[1:]) <= MAX_FEATURES:
-            flat = seen.reshape(len(seen), -1).astype(np.float64)
+            flat = seen.reshape(len(seen), int(np.prod(seen.shape[1:]))).astype(np.float64)
             parts += [flat, flat**2] if seen.dtype.kind == "f" else [flat]
     return np.concatenate(parts, axis=1)
 
@@ -84,6 +94,8 @@ def choose(
         mean_M = adv.leave_one_out(return_NT.reshape(-1), group_M, weight_M)
         alone_M = adv.group_count(group_M, weight_M) < 2
         candidates[name] = np.where(alone_M, fitted_NT.reshape(-1), mean_M).reshape(mask_NT.shape)
+    if not mask_NT.any():  # nobody is left to compare with
+        return Baseline(fitted_NT, None, "linear")
     left = {name: float(np.var((return_NT - found)[mask_NT])) for name, found in candidates.items()}
     choice = min(left, key=lambda name: left[name])
     return Baseline(candidates[choice], explained(return_NT, candidates[choice], mask_NT), choice)

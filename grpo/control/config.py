@@ -153,12 +153,17 @@ def _check(config: ControlConfig) -> None:
         )
     if by in ("anchor", "steps") and recipe.credit != "reward_to_go":
         raise ConfigError(f"group_by={by} compares single decisions: it needs credit=reward_to_go")
+    if by == "steps" and config.action_repeat > 1:
+        raise ConfigError("group_by=steps counts single steps; set action_repeat=1")
     if by == "steps" and config.memory:
         raise ConfigError(
             "group_by=steps cuts episodes at the window's edge, a memory would be lost there; set memory=0"
         )
     if config.memory and config.decisions_per_minibatch:
-        raise ConfigError("a policy with memory needs whole trajectories; use rows_per_minibatch")
+        raise ConfigError(
+            "decisions_per_minibatch takes trajectories apart, and a policy with memory needs them whole; use "
+            "rows_per_minibatch"
+        )
     exact = bool(recipe.beta) and recipe.kl_estimator == "exact"
     if exact and (recipe.kl_to != "old" or recipe.kl_direction != "other_current"):
         raise ConfigError(

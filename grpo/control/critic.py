@@ -43,7 +43,8 @@ class Critic:
         self, episodes: Episodes, reward_NT: np.ndarray, return_NT: np.ndarray, scaling: Scaling
     ) -> np.ndarray:
         """return − GAE for each decision; then the critic learns from these episodes."""
-        mask_NT, gamma, lam = episodes.mask_NT, self._config.algorithm.gamma, self._config.gae_lambda
+        mask_NT = episodes.mask_NT & episodes.ok_N[:, None]  # nobody knows what came after a failure
+        gamma, lam = self._config.algorithm.gamma, self._config.gae_lambda
         rows, steps = mask_NT.shape
         value_NT = np.zeros((rows, steps + 1))
         value_NT[:, :-1][mask_NT] = self.values(take(episodes.observation, mask_NT))
@@ -56,7 +57,8 @@ class Critic:
             surprise_N = reward_NT[:, t] + gamma * value_NT[:, t + 1] - value_NT[:, t]
             running_N = np.where(mask_NT[:, t], surprise_N + gamma * lam * running_N, 0.0)
             gain_NT[:, t] = running_N
-        self._learn(take(episodes.observation, mask_NT), (gain_NT + value_NT[:, :-1])[mask_NT])
+        if mask_NT.any():
+            self._learn(take(episodes.observation, mask_NT), (gain_NT + value_NT[:, :-1])[mask_NT])
         return np.asarray(return_NT - gain_NT)
 
     def _learn(self, observation: Any, target_M: np.ndarray) -> None:
@@ -86,7 +88,7 @@ class Critic:
         """Go on from there."""
         for name, parameter in self._network.named_parameters():
             parameter.copy_(torch.as_tensor(arrays[f"weight/{name}"]))
-        state = self._optimizer.state_dict()
+        state = self._optimizer.state_dict() | {"state": {}}
         for name, value in arrays.items():
             kind, _, rest = name.partition("/")
             if kind == "moment":

@@ -15,6 +15,7 @@ from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory
+from grpo.envs.serial import name_of
 from grpo.envs.spaces import stack
 from grpo.envs.video import can_show, record
 
@@ -30,13 +31,15 @@ class Evaluation:
     success_E: np.ndarray
     """NaN where the environment does not tell."""
     failed: int = 0
+    why: str = ""
+    """What went wrong with the first that failed."""
 
     @staticmethod
     def of(episodes: Episodes) -> Evaluation:
         """What these episodes show."""
         ok_N = episodes.ok_N
         found = (episodes.return_N[ok_N], episodes.length_N[ok_N], episodes.success_N[ok_N])
-        return Evaluation(*found, failed=len(episodes.errors))
+        return Evaluation(*found, failed=len(episodes.errors), why=next(iter(episodes.errors.values()), ""))
 
     def metrics(self) -> dict[str, float | None]:
         """Means and spread, for a run's metrics."""
@@ -53,6 +56,8 @@ class Evaluation:
 
     def table(self) -> list[dict[str, Any]]:
         """A row a quantity: mean, 95 % interval of the mean, spread, extremes."""
+        if not len(self.return_E):
+            raise EnvError(f"all {self.failed} episodes failed{f': {self.why}' if self.why else ''}")
         known_E = self.success_E[~np.isnan(self.success_E)]
         rows = [_row("return", self.return_E), _row("length", self.length_E)]
         return rows + ([_row("success", known_E)] if len(known_E) else [])
@@ -122,9 +127,7 @@ def rendered(env: EnvFactory | gym.Env[Any, Any], mode: str | None) -> gym.Env[A
     if mode is None or env.render_mode == mode:
         return env
     if env.spec is None:
-        raise EnvError(
-            f"{type(env).__name__} was not made with gym.make, so it cannot be made again to draw it; pass an id"
-        )
+        raise EnvError(f"{name_of(env)} was not made with gym.make, so it cannot be made again to draw it; pass an id")
     return gym.make(env.spec, render_mode=mode)
 
 

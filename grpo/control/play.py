@@ -17,8 +17,8 @@ import numpy as np
 
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
-from grpo.envs.fleet import Begun, EnvError, Fleet, Snapshot, Stepped, Tree
-from grpo.envs.spaces import put, take
+from grpo.envs.fleet import Begun, Fleet, Snapshot, Stepped, Tree
+from grpo.envs.spaces import put, take, zeros
 
 Start = int | Snapshot
 """Where an episode begins: the environment's reset with this seed, or a state that was visited."""
@@ -103,6 +103,9 @@ def play(
             moment["out"] = acted.out_MF
         record.write(seats.step_L, seats.row_L, seats.longest, moment)
         seats.move(stepped, acted.memory)
+    if not record.begun:
+        rows = len(starts)
+        record.write(np.zeros(rows, np.int64), np.arange(rows), 0, _nothing(fleet, policy, rows, keep_out))
     return _episodes(record, seats, starts, action_repeat)
 
 
@@ -235,6 +238,11 @@ class Record:
                 self._arrays[name] = np.zeros((self._steps * self._rows, *value.shape[1:]), value.dtype)
             self._arrays[name][at_L] = value
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything was written."""
+        return bool(self._arrays)
+
     def table(self, name: str, steps: int) -> np.ndarray | None:
         """(N, T, …), cut to `steps`; None where nothing was written."""
         array = self._arrays.get(name)
@@ -253,11 +261,18 @@ class Record:
         return {part: self.tree(name + INSIDE + part, steps) for part in sorted(parts)} or None
 
 
+def _nothing(fleet: Fleet, policy: ActorPolicy, rows: int, keep_out: bool) -> dict[str, np.ndarray]:
+    """The moment of a step in which no episode could begin: rows to hold the errors."""
+    head = policy.head
+    moment = {"action": np.zeros((rows, *head.shape), head.dtype), "logp": np.zeros(rows, np.float32)}
+    moment |= {"reward": np.zeros(rows)} | named("seen", zeros(fleet.observation_space, rows))
+    return moment | ({"out": np.zeros((rows, head.size), np.float32)} if keep_out else {})
+
+
 def _episodes(record: Record, seats: Seats, starts: Sequence[Start], action_repeat: int) -> Episodes:
     steps = max(int(seats.length_N.max()), 1)
     action_NT, logp_NT, reward_NT = (record.table(name, steps) for name in ("action", "logp", "reward"))
-    if action_NT is None or logp_NT is None or reward_NT is None:
-        raise EnvError(f"no episode could begin: {next(iter(seats.errors.values()))}")
+    assert action_NT is not None and logp_NT is not None and reward_NT is not None
     seen, raw = record.tree("seen", steps), record.tree("raw", steps)
     return Episodes(
         observation=seen,

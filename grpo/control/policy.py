@@ -54,20 +54,22 @@ class ActorPolicy:
     def score(self, rows: Rollouts, entropy: bool = False) -> Scores:
         """log π of recorded actions; the entropy and KL(old‖π) exactly, since the head knows the distribution."""
         inputs, mask_NT = rows.inputs, rows.mask_NT
-        if self.recurrent:
-            out = self.network(inputs["observation"])[0][mask_NT]
-        else:
-            out = self.network(_each(inputs["observation"], lambda x: x[mask_NT]))
+        single = mask_NT.shape[1] == 1  # decisions taken apart: nothing to leave out, nothing to put back
+
+        def made(x: Tensor) -> Tensor:
+            return x[:, 0] if single else x[mask_NT]
 
         def placed(values_M: Tensor) -> Tensor:
-            if mask_NT.shape[1] == 1 and len(values_M) == len(mask_NT):
-                return values_M[:, None]
-            return values_M.new_zeros(mask_NT.shape).masked_scatter(mask_NT, values_M)
+            return values_M[:, None] if single else values_M.new_zeros(mask_NT.shape).masked_scatter(mask_NT, values_M)
 
+        if self.recurrent:
+            out = made(self.network(inputs["observation"])[0])
+        else:
+            out = self.network(_each(inputs["observation"], made))
         return Scores(
-            logp_NT=placed(self.head.logp(out, inputs["action"][mask_NT])),
+            logp_NT=placed(self.head.logp(out, made(inputs["action"]))),
             entropy_NT=placed(self.head.entropy(out)) if entropy else None,
-            exact_kl_NT=placed(self.head.kl(inputs["old"][mask_NT], out)) if "old" in inputs else None,
+            exact_kl_NT=placed(self.head.kl(made(inputs["old"]), out)) if "old" in inputs else None,
         )
 
     def parameters(self) -> Mapping[str, Tensor]:
@@ -96,22 +98,27 @@ class ActorPolicy:
         """The memories of the members that stay, then of those that begin an episode."""
         return torch.cat([memory[torch.as_tensor(stay_L)], self.begin(fresh)])
 
-    @torch.no_grad()
     def act(self, observation: Tree, random: np.random.Generator | None, memory: Any = None) -> Acted:
         """Decide for M members; without `random` the most likely action."""
         if self._mirror is not None:
-            flat_MD = observation if self._layout is None else flatten(observation, self._layout)
-            out_MF = self._mirror(flat_MD)
-        elif self.recurrent:
-            seen = _each(self.tensors(observation), lambda x: x[:, None])
-            out, memory = self.network(seen, memory)
-            out_MF = out[:, 0].float().cpu().numpy()
+            out_MF = self._mirror(observation if self._layout is None else flatten(observation, self._layout))
         else:
-            out_MF = self.network(self.tensors(observation)).float().cpu().numpy()
+            out_MF, memory = self._forward(observation, memory)
         if random is None:
             return Acted(self.head.mode(out_MF), np.zeros(len(out_MF), np.float32), out_MF, memory)
         recorded, logp_M = self.head.sample(out_MF, random)
         return Acted(recorded, logp_M, out_MF, memory)
+
+    @torch.no_grad()
+    def _forward(self, observation: Tree, memory: Any) -> tuple[np.ndarray, Any]:
+        """The network's numbers by torch."""
+        seen = self.tensors(observation)
+        if self.recurrent:
+            out, memory = self.network(_each(seen, lambda x: x[:, None]), memory)
+            out = out[:, 0]
+        else:
+            out = self.network(seen)
+        return out.float().cpu().numpy(), memory
 
     def tensors(self, observation: Tree) -> Any:
         """An observation as the network takes it, on its device."""

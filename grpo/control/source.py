@@ -59,7 +59,7 @@ class ControlSource:
         config: ControlConfig,
     ) -> None:
         self.policy, self.scaling, self.fleet, self.config = policy, scaling, fleet, config
-        self._world = world
+        self.world = world
         streams = config.group_by == "steps"
         if streams and fleet.size < config.groups_per_step:
             raise EnvError(
@@ -73,7 +73,9 @@ class ControlSource:
         self.env_steps, self.episodes = 0, 0
         self._metrics: dict[str, float | None] = {}
         self._baseline_metrics: dict[str, float | None] = {}
-        self._errors: Mapping[int, str] = {}
+        self._errors: dict[int, str] = {}
+        """Of the step's rows, by number."""
+        self._rows = 0
 
     # --- tries ------------------------------------------------------------------------------------------------------
 
@@ -96,9 +98,8 @@ class ControlSource:
             repeat, keep = config.action_repeat, self._keeps_old
             episodes = play(self.fleet, self.policy, self.scaling, each, random, action_repeat=repeat, keep_out=keep)
         self.env_steps += episodes.env_steps + search
-        rollouts = self._rollouts(episodes, group_N)
-        self._measure(episodes)
-        self._errors = episodes.errors
+        rollouts = self._rollouts(episodes, group_N, request.attempt)
+        self._measure(episodes, request.attempt)
         self.scaling.update(take(episodes.raw, episodes.mask_NT))
         return Collected(rollouts, starts)
 
@@ -108,8 +109,9 @@ class ControlSource:
         recipe = self.config.algorithm
         return bool(recipe.beta) and recipe.kl_estimator == "exact"
 
-    def _rollouts(self, episodes: Episodes, group_N: np.ndarray) -> Rollouts:
+    def _rollouts(self, episodes: Episodes, group_N: np.ndarray, attempt: int) -> Rollouts:
         device = self.policy.device
+        first = self._number_rows(episodes, attempt)
         reward_NT = episodes.reward_NT * self.config.reward_scale
 
         def tensor(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -118,7 +120,7 @@ class ControlSource:
         inputs: dict[str, Any] = {
             "observation": self.policy.tensors(episodes.observation),
             "action": tensor(episodes.action_NT),
-            "row": torch.arange(len(episodes), device=device)[:, None].expand(episodes.mask_NT.shape),
+            "row": first + torch.arange(len(episodes), device=device)[:, None].expand(episodes.mask_NT.shape),
         }
         if self._keeps_old and episodes.out_NTF is not None:
             with torch.no_grad():
@@ -138,6 +140,14 @@ class ControlSource:
             baseline_NT=None if baseline_NT is None else tensor(baseline_NT, torch.float32),
             status_N=tensor(status_N),
         )
+
+    def _number_rows(self, episodes: Episodes, attempt: int) -> int:
+        """The first row's number: starts that are asked for again within a step get rows of their own."""
+        first = self._rows if attempt else 0
+        errors = {first + row: message for row, message in episodes.errors.items()}
+        self._errors = self._errors | errors if attempt else errors
+        self._rows = first + len(episodes)
+        return first
 
     def _baseline(self, episodes: Episodes, reward_NT: np.ndarray, group_N: np.ndarray) -> np.ndarray | None:
         judged, gamma = self.config.judged_by, self.config.algorithm.gamma
@@ -160,13 +170,13 @@ class ControlSource:
             }
         return found.baseline_NT
 
-    def _measure(self, episodes: Episodes) -> None:
-        """Whole episodes as the environment scores them."""
+    def _measure(self, episodes: Episodes, attempt: int) -> None:
+        """Whole episodes as the environment scores them; of starts that are asked for again, only how many."""
         ok_N = episodes.ok_N
         known_N = episodes.success_N[ok_N & ~np.isnan(episodes.success_N)]
         if self.streams is not None:
             finished = self.streams.finished
-            self.episodes = int(sum(self.streams.values()["begun"])) - self.config.groups_per_step
+            self.episodes = self.streams.ended
             found: dict[str, float | None] = {
                 "return": float(np.mean([total for total, _ in finished])) if finished else None,
                 "episode_length": float(np.mean([length for _, length in finished])) if finished else None,
@@ -180,8 +190,8 @@ class ControlSource:
                 "episode_length": float(lengths.mean()) * self.config.action_repeat if len(lengths) else None,
             }
         found |= {"success": float(known_N.mean())} if len(known_N) else {}
-        found |= {"env_steps": float(self.env_steps), "episodes": float(self.episodes)}
-        self._metrics = found | self._baseline_metrics
+        found = self._metrics if attempt else found | self._baseline_metrics
+        self._metrics = found | {"env_steps": float(self.env_steps), "episodes": float(self.episodes)}
 
     # --- evaluation -------------------------------------------------------------------------------------------------
 
@@ -192,10 +202,10 @@ class ControlSource:
     def judge(self, episodes: int, greedy: bool = True, seed: int | None = None) -> Evaluation:
         """So many episodes on independent starts."""
         size = min(episodes, self.config.num_envs or MOST_ENVS)
-        if self._eval_fleet is None or self._eval_fleet.size < size:
+        if self._eval_fleet is not self.fleet and (self._eval_fleet is None or self._eval_fleet.size < size):
             if self._eval_fleet is not None:
                 self._eval_fleet.close()
-            self._eval_fleet = self._world.others(size)
+            self._eval_fleet = self.world.others(size)  # the training fleet itself, where there is only one copy
         chosen = self.config.seed if seed is None else seed
         starts = seeds(chosen, 0, EVALUATION, episodes)
         random = None if greedy else np.random.default_rng([chosen, EVALUATION])
@@ -210,7 +220,7 @@ class ControlSource:
             return {}
         path = folder / "video.mp4"
         starts = seeds(self.config.seed, 0, EVALUATION, 1)
-        watch(self._world.single, self.policy, self.scaling, self.config.action_repeat, starts, video=path)
+        watch(self.world.single, self.policy, self.scaling, self.config.action_repeat, starts, video=path)
         return {"video": path}
 
     def export(self, path: Path) -> Path:
@@ -223,9 +233,10 @@ class ControlSource:
     # --- what must be kept, and what can be seen --------------------------------------------------------------------
 
     def state(self) -> State:
-        """Counters, scaling, critic and the streams that are under way; environments start anew every step."""
+        """Counters, scaling, critic, a module's buffers, streams under way; other episodes begin anew every step."""
         values: dict[str, Any] = {"env_steps": self.env_steps, "episodes": self.episodes, "count": self.scaling.count}
         arrays: dict[str, Any] = {f"scaling/{name}": torch.as_tensor(x) for name, x in self.scaling.arrays().items()}
+        arrays |= {f"buffer/{name}": x.detach().clone() for name, x in self.policy.network.named_buffers()}
         if self.critic is not None:
             arrays |= {f"critic/{name}": x for name, x in self.critic.arrays().items()}
         if self.streams is not None:
@@ -242,6 +253,9 @@ class ControlSource:
             return {name: np.asarray(x) for name, x in named.items()}
 
         self.scaling.load(float(state.values["count"]), part("scaling"))
+        buffers, kept = dict(self.policy.network.named_buffers()), part("buffer")
+        for name, buffer in buffers.items():
+            buffer.copy_(torch.as_tensor(kept[name]))
         if self.critic is not None:
             self.critic.load(part("critic"))
         if self.streams is not None:

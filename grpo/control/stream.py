@@ -33,11 +33,19 @@ class Streams:
         self._member_P = np.arange(count)
         self._begun_P = np.zeros(count, np.int64)
         """Episodes begun so far."""
+        self._seeds: list[int] = [0] * count
+        self._actions: list[list[np.ndarray]] = [[] for _ in range(count)]
+        """Where the running episodes began and what was done since: enough to come back, also to an only copy."""
         self._return_P, self._length_P = np.zeros(count), np.zeros(count, np.int64)
         """Of the running episodes."""
         self._observation: Tree = None
         self.finished: list[tuple[float, int]] = []
         """(return, length) of the last whole episodes."""
+
+    @property
+    def ended(self) -> int:
+        """Episodes that are over."""
+        return int(np.maximum(self._begun_P - 1, 0).sum())
 
     def window(self, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator) -> tuple[Episodes, np.ndarray]:
         """The next `group_size` steps of every stream, and the stream of each row."""
@@ -50,7 +58,10 @@ class Streams:
         for t in range(steps):
             seen = scaling(self._observation)
             acted = policy.act(seen, random)
-            stepped = self._fleet.step(self._member_P, policy.head.to_env(acted.recorded))
+            action_P = policy.head.to_env(acted.recorded)
+            stepped = self._fleet.step(self._member_P, action_P)
+            for actions, action in zip(self._actions, action_P, strict=True):
+                actions.append(action)
             moment = {"action": acted.recorded, "logp": acted.logp_M, "out": acted.out_MF, "reward": stepped.reward_M}
             record.write(np.full(count, t), self._member_P, t, moment | named("seen", seen))
             over_TP[t] = stepped.terminated_M
@@ -75,6 +86,8 @@ class Streams:
         self._return_P[members], self._length_P[members] = 0.0, 0
         chosen = [seeds(self._config.seed, int(self._begun_P[p]), STREAMS + 16 * (int(p) + 1), 1)[0] for p in members]
         self._begun_P[members] += 1
+        for p, seed in zip(members.tolist(), chosen, strict=True):
+            self._seeds[p], self._actions[p] = seed, []
         begun = begin(self._fleet, members, chosen)
         if begun.errors:
             raise EnvError(next(iter(begun.errors.values())))
@@ -87,14 +100,16 @@ class Streams:
             "return": self._return_P.tolist(),
             "length": self._length_P.tolist(),
             "finished": [list(item) for item in self.finished],
-            "seeds": [] if self._observation is None else [s.seed for s in self._fleet.snapshot(self._member_P)],
+            "seeds": [] if self._observation is None else list(self._seeds),
         }
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The running episodes' actions, which lead back to where they are."""
         if self._observation is None:
             return {}
-        return {f"actions/{p}": saved.actions for p, saved in enumerate(self._fleet.snapshot(self._member_P))}
+        space = self._fleet.action_space
+        shape = (-1, *(space.shape or ()))
+        return {f"actions/{p}": np.array(made, space.dtype).reshape(shape) for p, made in enumerate(self._actions)}
 
     def load(self, values: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
         """Play the running episodes up to where they were."""
@@ -102,7 +117,9 @@ class Streams:
         self._return_P = np.array(values["return"], np.float64)
         self.finished = [(float(a), int(b)) for a, b in values["finished"]]
         if values["seeds"]:
-            saved = [Snapshot(int(s), np.asarray(arrays[f"actions/{p}"])) for p, s in enumerate(values["seeds"])]
+            self._seeds = [int(seed) for seed in values["seeds"]]
+            saved = [Snapshot(s, np.asarray(arrays[f"actions/{p}"])) for p, s in enumerate(self._seeds)]
+            self._actions = [list(moment.actions) for moment in saved]
             begun = self._fleet.restore(self._member_P, saved)
             if begun.errors:
                 raise EnvError(f"the running episodes cannot be resumed: {next(iter(begun.errors.values()))}")

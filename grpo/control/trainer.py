@@ -11,7 +11,8 @@ are that document's, and its W&B names are reported beside ours.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from grpo.control.source import MOST_ENVS, ControlSource, World
 from grpo.dialects import translate
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.heads import make_head
-from grpo.envs.make import EnvFactory, make_fleet
+from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.video import can_show
 from grpo.models import moved
 from grpo.report import StepReport
@@ -88,11 +89,13 @@ class GRPOTrainer(Trainer):
         given = {name: value for name, value in (words | shared).items() if value is not None} | settings
         if config is not None and given:
             raise TypeError(f"give config or single settings, not both: {', '.join(given)}")
+        if config is not None and isinstance(env, str) and env != config.env:
+            raise TypeError(f"config says env={config.env}; leave env={env} out, or change the config")
         self.tutorial = any(words.values()) and given.get("group_by", "steps") == "steps"
         if config is None:
             config = _config(env, given, self.tutorial)
         fleet, world = _world(config, env)
-        self.env = world.single
+        self.env = env if isinstance(env, gym.Env) else world.single
         policy, scaling = _policy(config, fleet, actor)
         source = ControlSource(policy, scaling, fleet, world, config)
         recipe = config.algorithm
@@ -137,7 +140,8 @@ class GRPOTrainer(Trainer):
         limit = steps if total_updates is None else total_updates
         if limit is None and env_steps is None and stop_at is None:
             raise ValueError("train() needs total_updates, steps, env_steps or stop_at")
-        every = evaluate_every or (5 if stop_at is not None or folder is not None or trackers else None)
+        judged = stop_at is not None or ((folder is not None or bool(trackers)) and not self._busy)
+        every = evaluate_every or (5 if judged else None)
         reports: list[StepReport] = []
 
         def enough(report: StepReport) -> bool:
@@ -154,14 +158,14 @@ class GRPOTrainer(Trainer):
             return reports
         from grpo.run.loop import run  # here: only a run needs files, signals and locks
 
-        place = self._folder(folder)
+        place, resume = self._folder(folder)
         run(
             self,
             limit or ENDLESS,
             place,
-            resume=place.checkpoints.exists(),
+            resume=resume,
             keep_best=1,
-            best_by="eval/return",
+            best_by="eval/return" if every else "return",
             checkpoint_every=every or 50,
             sinks=trackers,
             project=project,
@@ -183,6 +187,8 @@ class GRPOTrainer(Trainer):
             for _ in range(limit):
                 began = time.perf_counter()
                 report = self.step()
+                if report.step == 1 and report["failed"]:
+                    self._refuse(report)
                 if every is not None and report.step % every == 0:
                     found = self.source.evaluate(report.step)
                     report.metrics |= {f"eval/{name}": value for name, value in found.items()}
@@ -192,21 +198,31 @@ class GRPOTrainer(Trainer):
         finally:
             shown.close()
 
-    def _folder(self, folder: str | Path | None) -> RunFolder:
+    def _refuse(self, report: StepReport) -> None:
+        """As a run does: on the first step a failure is an error, while it is cheap to find out why."""
+        from grpo.run.session import SamplesFailed  # here: only a run needs files, signals and locks
+
+        why = next((row["error"] for row in self.source.show(report.experience.rollouts) if "error" in row), "")
+        samples = len(report.experience)
+        raise SamplesFailed(f"on the first step {report['failed']:.0f} of {samples} samples failed: {why}")
+
+    def _folder(self, folder: str | Path | None) -> tuple[RunFolder, bool]:
+        """Where the run's results go, and whether a run is there already."""
         now = datetime.now().astimezone()
         name = "".join(c if c.isalnum() or c in "-_" else "-" for c in self.source.fleet.name)
         path = Path("runs") / f"{name}-{now.strftime('%Y%m%d-%H%M%S')}" if folder is None else Path(folder)
         if (path / "run.json").exists():
-            return RunFolder.open(path)
-        config = {"task": "control", **self.config.model_dump(mode="json", exclude_unset=True)}
-        return RunFolder.create(
+            return RunFolder.open(path), True
+        config = self.config.model_dump(mode="json", exclude_unset=True)
+        made = RunFolder.create(
             path,
             task="control",
-            config=config,
+            config={"task": "control", **config.pop("recipe", {}), **config},  # as the command line would write it
             created=now.isoformat(timespec="seconds"),
             seed=self.config.seed,
             argv=[],
         )
+        return made, False
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -225,12 +241,31 @@ class GRPOTrainer(Trainer):
         """Greedy episodes, one line each; `render` opens a window, or without a display writes a video."""
         policy = self.source.policy if actor is None else ActorPolicy(actor, self.source.policy.head)
         scaling = self.source.scaling if actor is None else Scaling(self.source.fleet.observation_space, False)
-        return _tell(env or self.env, policy, scaling, self.config.action_repeat, episodes, render, video)
+        shown = self.source.world.single if env is None or env is self.env else env
+        with self._aside():
+            return _tell(shown, policy, scaling, self.config.action_repeat, episodes, render, video)
 
     def watch(self, episodes: int = 3, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes on independent starts, in a window or a video; their returns."""
         source, starts = self.source, seeds(self.config.seed, 0, EVALUATION, episodes)
-        return watch(self.env, source.policy, source.scaling, self.config.action_repeat, starts, render, video)
+        shown, repeat = source.world.single, self.config.action_repeat
+        with self._aside():
+            return watch(shown, source.policy, source.scaling, repeat, starts, render, video)
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What is looked at may be the only copy, in the middle of a stream: that goes on as if nothing had been."""
+        state = self.source.state() if self._busy else None
+        try:
+            yield
+        finally:
+            if state is not None:
+                self.source.load_state(state)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether the only copy there is plays a stream, so that nothing else can be played with it meanwhile."""
+        return self.source.streams is not None and isinstance(self.source.world.single, gym.Env)
 
     def export(self, path: str | Path) -> Path:
         """The greedy policy as an ONNX file, checked against this one."""
@@ -277,11 +312,18 @@ def _config(env: Any, given: dict[str, Any], tutorial: bool) -> ControlConfig:
     if isinstance(env, str):
         given = {"env": env} | given
     elif env is not None:
-        given = {"env": getattr(getattr(env, "spec", None), "id", None) or type(env).__name__} | given
+        given = {"env": _name(env)} | given
     if not tutorial:
         return ControlConfig(_dialect="tutorial", **given)
     ours, _ = translate(given, "tutorial")
     return ControlConfig(**TUTORIAL | ours)
+
+
+def _name(env: Any) -> str:
+    """What a run folder keeps of an environment that was not given by name: its id, or where its class is."""
+    spec = getattr(env, "spec", None)
+    kind = env if hasattr(env, "__qualname__") else type(env)
+    return spec.id if spec is not None else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
@@ -299,9 +341,10 @@ def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
         return made(factory, size), World(factory, partial(made, factory))
     if config.env_kwargs:
         raise ConfigError("env_kwargs has no effect on an environment that is made already; pass its id")
-    if given.spec is not None:
+    # A wrapper that does not say how it was made cannot be made again, and so nor can what it wraps.
+    if given.spec is not None and all(wrapper.kwargs is not None for wrapper in given.spec.additional_wrappers):
         factory = EnvFactory(given.spec, horizon=horizon)
-        return made(given, size), World(given, partial(made, factory))
+        return made(given, size), World(factory, partial(made, factory))
     fleet = made(given, 1)  # the only one there is: episodes are played one after the other, also to evaluate
 
     def same(count: int) -> Fleet:
@@ -311,7 +354,7 @@ def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
             )
         return fleet
 
-    return fleet, World(given, same)
+    return fleet, World(given if horizon is None else limited(given, horizon), same)
 
 
 def _policy(config: ControlConfig, fleet: Fleet, actor: nn.Module | None) -> tuple[ActorPolicy, Scaling]:

@@ -11,6 +11,8 @@ first (`settle_ties`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from grpo.core.arrays import (
     Array,
     astype,
@@ -252,39 +254,39 @@ def decision_energy(old_logp_NT: Array, sum_sq_NT: Array) -> Array:
 # --- whitening ------------------------------------------------------------------------------------------------------
 
 
-def ridge_baseline(
-    feature_MD: Array, target_M: Array, half_M: Array, weight_M: Array | None = None, ridge: float = 1e-3
+def ridge_baselines(
+    feature_MD: Array, target_M: Array, half_M: Array, ridges: Sequence[float], weight_M: Array | None = None
 ) -> Array:
-    """What a linear model of the features expects of each target, fitted on the *other* half: it never saw its own.
+    """What linear models of the features expect of each target, fitted on the *other* half: they never saw its own.
 
-    min_w Σ (y − x·w)² + λ·m·|w|², features standardised and targets centred on the half that is fitted (m entries).
-    `half_M` is 0 or 1. A half without entries to fit on predicts 0.
+    min over w, c of Σ (y − z·w − c)² + λ·m·|w|² for each λ of `ridges`, where z are the features in deviations from
+    their mean and m the entries that are fitted. (K, M), a row each. `half_M` is 0 or 1; a half with nothing to fit on
+    is expected to give 0.
     """
     xp = namespace(target_M)
     expect_ndim(2, feature=feature_MD)
     expect_shape(tuple(target_M.shape), half=half_M, weight=weight_M)
     feature_MD, target_M = wide(feature_MD), wide(target_M)
     weight_M = zeros(target_M.shape, target_M, 1.0) if weight_M is None else astype(weight_M, target_M)
-    baseline_M = target_M * 0
+    share_M = weight_M / _at_least_one(weight_M.sum())
+    centred_MD = feature_MD - share_M @ feature_MD
+    deviation_D = xp.sqrt(share_M @ centred_MD**2)
+    still_D = deviation_D <= 1e-8  # a feature that never moves says nothing
+    z_MD = masked(centred_MD / xp.where(still_D, deviation_D * 0 + 1, deviation_D), ~still_D)
+    z_MD = xp.concatenate([z_MD, zeros((len(target_M), 1), z_MD, 1.0)], axis=1)
+    index_D = positions(z_MD.shape[1], z_MD)
+    diagonal_DD = index_D[:, None] == index_D[None, :]
+    constant_DD = diagonal_DD & (index_D == len(index_D) - 1)[:, None]  # it pays no penalty, but may have no data
+    expected_KM = zeros((len(ridges), len(target_M)), target_M)
     for half in (0, 1):
-        own_M = weight_M * astype(half_M != half, weight_M)
-        count = _at_least_one(own_M.sum())
-        mean_D = (own_M[:, None] * feature_MD).sum(0) / count
-        centred_MD = feature_MD - mean_D
-        weighted_MD = own_M[:, None] * centred_MD
-        scale_D = xp.sqrt((weighted_MD * centred_MD).sum(0) / count)
-        scale_D = xp.where(scale_D > 1e-8, scale_D, scale_D * 0 + 1)  # a feature that never moves is only centred
-        gram_DD = (weighted_MD / scale_D).T @ (centred_MD / scale_D)
-        level = (own_M * target_M).sum() / count
-        moment_D = (weighted_MD / scale_D).T @ (target_M - level)
-        slope_D = xp.linalg.solve(gram_DD + ridge * count * _identity(gram_DD), moment_D) / scale_D
-        baseline_M = xp.where(half_M == half, level + centred_MD @ slope_D, baseline_M)
-    return baseline_M
-
-
-def _identity(like_DD: Array) -> Array:
-    index_D = positions(like_DD.shape[0], like_DD)
-    return astype(index_D[:, None] == index_D[None, :], like_DD)
+        fitted_M = weight_M * astype(half_M != half, weight_M)
+        weighted_MD = fitted_M[:, None] * z_MD
+        gram_DD, moment_D1 = weighted_MD.T @ z_MD, (weighted_MD.T @ target_M)[:, None]
+        slope_DD = astype(diagonal_DD & ~constant_DD, gram_DD) * _at_least_one(fitted_M.sum())
+        least_DD = astype(diagonal_DD, gram_DD) * 1e-12
+        weights = [xp.linalg.solve(gram_DD + ridge * slope_DD + least_DD, moment_D1)[:, 0] for ridge in ridges]
+        expected_KM = xp.where(half_M[None] == half, xp.stack(weights) @ z_MD.T, expected_KM)
+    return expected_KM
 
 
 def whiten(

@@ -95,7 +95,8 @@ def run(
             session.judge(report)
             if stop is not None and stop(report):
                 session.end("stopped")
-            if report.step % checkpoint_every == 0:
+            judged = due and keep_best and best_by.removeprefix("-").startswith("eval/")
+            if report.step % checkpoint_every == 0 or judged:  # only what was evaluated can be the best
                 session.save()
         session.end("done" if trainer.steps_done >= steps else asked.reason or "done")
         session.save()

@@ -93,6 +93,7 @@ class Session:
         self.mirrors = Mirrors(folder)
         self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
         self._latest: Row = {}
+        self._row: Row = {}
         self._saved: int | None = None
         self._unsaved = 0
         self._samples_off = False
@@ -162,6 +163,7 @@ class Session:
         except OSError as error:
             row = {"step": report.step, **metrics}
             self._full(report.step, error)
+        self._row = row
         self._latest |= {name: value for name, value in row.items() if value is not None}
         if report.metrics.get("updates_skipped"):
             self.folder.event(
@@ -249,15 +251,15 @@ class Session:
         make: Callable[[Path], Mapping[str, Path]] | None = getattr(self.trainer.source, "leave", None)
         if make is None or self._saved is None:
             return
-        last = self.trainer.state()
+        last, step = self.trainer.state(), self.trainer.steps_done
         try:
             best = checkpoint.best(self.folder) if self.keep_best else None
             if best is not None:
                 self.trainer.load_state(best.state)
             for kind, path in make(self.folder.path).items():
-                self.mirrors.show(self.trainer.steps_done, kind, path)
+                self.mirrors.show(step, kind, path)
         except Exception as error:  # whatever drawing and encoding may raise: the run itself is done
-            self.folder.event(self.trainer.steps_done, "nothing_to_show", str(error))
+            self.folder.event(step, "nothing_to_show", str(error))
         finally:
             self.trainer.load_state(last)
 
@@ -276,13 +278,14 @@ class Session:
         )
 
     def _score(self, step: int) -> float | None:
-        """The last known value of the metric `best_by`, turned so that higher is better."""
+        """The metric `best_by` of this very step, turned so that higher is better; None where it was not measured."""
         if not self.keep_best:
             return None
         name = self.best_by.removeprefix("-")
-        value = self._latest.get(name)
-        if value is None:
+        if name not in self._latest:
             self.folder.event(step, "best_by_missing", f"no step has reported {name!r} yet")
+        value = self._row.get(name) if self._row.get("step") == step else None
+        if value is None:
             return None
         return -value if self.best_by.startswith("-") else float(value)
 

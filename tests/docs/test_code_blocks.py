@@ -27,7 +27,7 @@ DOCUMENTS = [
 SHELLS = {"bash", "console"}
 UNTESTED = {"", "text", "yaml", "toml"}
 SHOWN_ONLY = {"pip", "git", "cd", "pytest"}
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 class Block(NamedTuple):

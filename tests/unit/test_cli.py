@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import grpo
+from grpo.app.look import trained
 from grpo.cli import main
 from grpo.recipes import RECIPES, table_text
+from tests.unit.run.test_sinks import fake
 
 ROOT = Path(__file__).parents[2]
 
@@ -206,3 +209,118 @@ def test_a_closed_pipe_is_not_an_error():
     command.stdout.close()  # before the command can have written: the interpreter is still starting
     error = command.stderr.read()
     assert (command.wait(), error) == (0, "")
+
+
+# --- environments ---------------------------------------------------------------------------------------------------
+
+
+def refused(capsys, *words) -> str:
+    """The single line that a mistake prints."""
+    capsys.readouterr()
+    assert main([*words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("grpo: ") and error.count("\n") == 1 and "Traceback" not in error
+    return error
+
+
+def test_a_preset_is_trained_judged_filmed_and_exported(elsewhere, capsys):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert main(["train", "cartpole", "--steps", "2", "--logdir", "runs/c"]) == 0
+    out = capsys.readouterr().out
+    assert "\nreturn=" in out and "\neval/return=" in out and "video=" in out
+    run = elsewhere / "runs/c"
+    assert {"metrics.jsonl", "curve.png", "video.mp4", "checkpoints", "config.json"} <= {p.name for p in run.iterdir()}
+    assert main(["eval", "runs/c", "--episodes", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["checkpoint"] == 2 and found["results"][0]["episodes"] == 3
+    assert main(["eval", "runs/c", "--episodes", "3", "--video"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("runs/c, step 2, 3 greedy episodes") and "video: runs/c/eval.mp4" in out
+    assert f"{found['results'][0]['mean']:.4g}" in out and (run / "eval.mp4").stat().st_size > 1000
+    assert main(["export", "runs/c"]) == 0
+    assert capsys.readouterr().out == "runs/c/policy.onnx: the policy of step 2, checked with onnxruntime\n"
+    session = onnxruntime.InferenceSession(str(run / "policy.onnx"), providers=["CPUExecutionProvider"])
+    made, _ = trained(run, "best")
+    seen = np.random.default_rng(0).normal(size=(99, 4)).astype(np.float32)
+    theirs = session.run(["action"], {"observation": seen})[0]
+    assert theirs.tolist() == made.source.policy.act(seen, None).recorded.tolist() and len({*theirs.tolist()}) == 2
+    assert "there: 2" in refused(capsys, "eval", "runs/c", "--checkpoint", "9999")
+    assert "there: 2" in refused(capsys, "export", "runs/c", "--checkpoint", "9999")
+
+
+def test_an_environment_alone_says_which_task(elsewhere):
+    words = "--env CartPole-v1 --group-size 4 --starts 2 --steps 2 --video false --logdir runs/c"
+    assert main(["train", *words.split()]) == 0
+    config = json.loads(Path("runs/c/config.json").read_text())
+    assert (config["task"], config["env"]) == ("control", "CartPole-v1")
+    assert (config["group_size"], config["groups_per_step"]) == (4, 2)
+    lines = [json.loads(line) for line in Path("runs/c/metrics.jsonl").read_text().splitlines()]
+    assert [line["samples"] for line in lines] == [8, 8] and not Path("runs/c/video.mp4").exists()
+    assert main(["train", "--resume", "runs/c", "--steps", "3"]) == 0
+    assert len(Path("runs/c/metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "steps"), [("--env-steps 100", 1), ("--stop-at 5 --evaluate-every 2 --best-by eval/return", 2)]
+)
+def test_a_run_ends_when_it_has_what_it_was_for(flags, steps, elsewhere):
+    words = f"--env CartPole-v1 --steps 9 --video false --logdir runs/c {flags}"
+    assert main(["train", *words.split()]) == 0
+    assert len(Path("runs/c/metrics.jsonl").read_text().splitlines()) == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train --env no_such_module:Env-v0", "no_such_module cannot be imported"),
+        ("train --env CartPol-v1", "nearest: CartPole-v1"),
+        ("train --env nowhere.py:Env", "there is no file nowhere.py"),
+        ("train --env CartPole-v1 --group-by anchor", "needs advantage=step or leave_one_out"),
+        ("train --env CartPole-v1 --group-by anchor --advantage step", "never equal; use group_by=start"),
+        ("train --env CartPole-v1 --action-head beta", "there is no beta head for the action space Discrete(2)"),
+        ("train --env CartPole-v1 --vector procesess", "vector: input should be"),
+        ("train --env Pendulum-v1 --env-kwargs {'h':1}", "cannot be made with {'h': 1}"),
+        ("train --env CartPole-v1 --gropu-size 4", 'did you mean "group_size"'),
+        ("eval nowhere", "nowhere is no run folder"),
+        ("export nowhere", "nowhere is no run folder"),
+    ],
+)
+def test_mistakes_with_environments_are_one_line_and_leave_no_folder(words, message, capsys, elsewhere):
+    more = ["--steps", "1", "--logdir", "runs/x"] if words.startswith("train") else []
+    assert message in refused(capsys, *words.split(), *more)
+    assert not Path("runs/x").exists()
+
+
+def test_a_run_without_a_policy_to_play_says_so(elsewhere, capsys):
+    assert main(["train", "bandit", "--steps", "1", "--logdir", "runs/b"]) == 0
+    assert "runs/b: this task has nothing to evaluate" in refused(capsys, "eval", "runs/b")
+    assert "runs/b: this task has no policy that can be exported" in refused(capsys, "export", "runs/b")
+    assert "has no evaluation" in refused(capsys, *["train", "bandit", "--evaluate-every", "1", "--logdir", "runs/x"])
+
+
+def test_a_missing_gymnasium_says_what_to_install(elsewhere, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    for name in [name for name in sys.modules if name.startswith(("grpo.control", "grpo.envs"))]:
+        monkeypatch.delitem(sys.modules, name)
+    error = refused(capsys, "train", "cartpole", "--logdir", "runs/x")
+    assert error == "grpo: this task needs gymnasium: pip install 'anygrpo[control]'\n"
+    assert main(["train", "bandit", "--steps", "1"]) == 0  # the others do not mind
+
+
+def test_a_tracker_and_its_project_are_asked_for_by_flags(elsewhere, monkeypatch):
+    calls = []
+    module = fake("wandb", calls)
+    module.Video = lambda path, format: Path(path).name
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    words = "train --env CartPole-v1 --steps 1 --group-size 2 --starts 1 --trackers wandb --project poles"
+    assert main([*words.split(), "--logdir", "runs/c"]) == 0
+    assert calls[0]["project"] == "poles" and calls[0]["config"]["env"] == "CartPole-v1"
+    assert calls[1][1]["return"] > 0 and calls[2:] == [(1, {"video": "video.mp4"}), "finish"]
+
+
+def test_the_room_explains_its_settings(capsys):
+    assert main(["train", "control", "--settings"]) == 0
+    assert "--group-by" in capsys.readouterr().out
+    assert main(["presets"]) == 0
+    assert "cartpole" in capsys.readouterr().out

@@ -156,3 +156,26 @@ def test_texts_cover_everything():
     assert "command line (kl_coeff)" in shown and "beta" in shown
     everything = resolved_text(resolved("bandit"), everything=True)
     assert all(name in everything for name in COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("presets", "flags", "name"),
+    [
+        (["cartpole"], [], "cartpole"),
+        (["cartpole", "grpo_kl"], [], "cartpole"),
+        (["control"], [("env", "MyPackage/MyEnv-v0")], "MyPackage-MyEnv-v0"),
+        (["control"], [("env", "path/to/maze.py:Maze")], "path-to-maze.py-Maze"),
+        (["bandit"], [], "bandit"),
+    ],
+)
+def test_a_run_is_called_after_its_preset_or_its_environment(presets, flags, name):
+    layers = [preset_layer(word) for word in presets]
+    assert resolve([*layers, flag_layer(flags)], configs()).name == name
+
+
+@pytest.mark.parametrize("flags", [[("memory", "8")], [("loss_type", "grpo")]])
+def test_a_presets_setting_that_became_impossible_is_left_out_and_a_users_is_an_error(flags):
+    made = resolve([preset_layer("cartpole"), flag_layer(flags)], configs()).config
+    assert made.decisions_per_minibatch is None
+    with pytest.raises(ConfigError, match="takes trajectories apart"):
+        resolve([preset_layer("cartpole"), flag_layer([*flags, ("decisions_per_minibatch", "64")])], configs())

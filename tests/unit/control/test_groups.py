@@ -10,6 +10,7 @@ from grpo.control import ControlConfig, GRPOTrainer
 from grpo.control.groups import EVALUATION, TRAINING, TRUNKS, anchors, seeds
 from grpo.envs.fleet import EnvError
 from grpo.protocols import CollectRequest
+from tests.extras import needs_envpool
 
 
 def collect(step=0, **settings):
@@ -32,7 +33,9 @@ def test_no_start_is_used_for_training_and_evaluation():
     assert seeds(0, 1, TRAINING, 3) == seeds(0, 1, TRAINING, 3) != seeds(1, 1, TRAINING, 3)
 
 
-@pytest.mark.parametrize("vector", ["classic", "vector", "envpool", "serial", "processes"])
+@pytest.mark.parametrize(
+    "vector", ["classic", "vector", pytest.param("envpool", marks=needs_envpool), "serial", "processes"]
+)
 def test_a_group_starts_from_one_state(vector):
     more = {"workers": 2} if vector == "processes" else {}
     _, rollouts = collect(vector=vector, group_size=4, groups_per_step=3, **more)

@@ -2,14 +2,13 @@
 
 import gymnasium as gym
 import numpy as np
-import pytest
 import torch
 
 from grpo.control.networks import make_network
 from grpo.control.play import INSIDE, Record, named, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
-from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped
+from grpo.envs.fleet import Begun, Snapshot, Stepped
 from grpo.envs.heads import make_head
 from grpo.envs.make import make_fleet
 
@@ -88,9 +87,11 @@ def test_a_start_that_fails_and_an_episode_that_breaks_are_rows_with_errors():
     assert episodes.ok_N.tolist() == [True, False, False, True]
 
 
-def test_when_nothing_can_begin_the_first_reason_is_told():
-    with pytest.raises(EnvError, match="no episode could begin: member 0: reset failed"):
-        run([0, 0])
+def test_when_nothing_can_begin_every_row_has_its_reason():
+    _, episodes = run([0, 0], keep_out=True)
+    assert episodes.errors == {0: "member 0: reset failed", 1: "member 1: reset failed"}
+    assert not episodes.mask_NT.any() and not episodes.ok_N.any()
+    assert episodes.out_NTF.shape == (2, 1, 2)
 
 
 def test_held_actions_are_one_decision():

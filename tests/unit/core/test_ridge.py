@@ -3,7 +3,11 @@
 import numpy as np
 import pytest
 
-from grpo.core.advantages import ridge_baseline
+from grpo.core.advantages import ridge_baselines
+
+
+def ridge_baseline(feature_MD, target_M, half_M, weight_M=None, ridge=1e-3):
+    return ridge_baselines(feature_MD, target_M, half_M, [ridge], weight_M)[0]
 
 
 def noisy(seed: int = 0, count: int = 60):
@@ -68,3 +72,10 @@ def test_shapes_are_checked():
     feature_MD, target_M, half_M = noisy()
     with pytest.raises(ValueError, match="half"):
         ridge_baseline(feature_MD, target_M, half_M[:-1])
+
+
+def test_several_penalties_at_once_are_each_alone():
+    feature_MD, target_M, half_M = noisy()
+    together = ridge_baselines(feature_MD, target_M, half_M, [1e-3, 0.1, 10.0])
+    for found, ridge in zip(together, (1e-3, 0.1, 10.0), strict=True):
+        np.testing.assert_allclose(found, ridge_baseline(feature_MD, target_M, half_M, ridge=ridge))

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from grpo.envs.fleet import EnvError
 from grpo.envs.vectors import EnvPoolFleet, GymVectorFleet, has_vector_entry_point
+from tests.extras import needs_envpool
 
 MODES = {"Next": AutoresetMode.NEXT_STEP, "Same": AutoresetMode.SAME_STEP, "Off": AutoresetMode.DISABLED}
 
@@ -134,7 +135,7 @@ def test_cartpole_in_a_batch_is_cartpole_alone_though_members_end_and_begin_at_d
             assert rest == expected_rest
 
 
-@pytest.mark.parametrize("make", [GymVectorFleet, EnvPoolFleet])
+@pytest.mark.parametrize("make", [GymVectorFleet, pytest.param(EnvPoolFleet, marks=needs_envpool)])
 def test_equal_seeds_are_equal_starts_in_every_call(make):
     fleet = make("CartPole-v1", 4)
     begun = fleet.reset([0, 1, 2], [7, 7, 9]).observation
@@ -148,7 +149,7 @@ def test_equal_seeds_are_equal_starts_in_every_call(make):
     fleet.close()
 
 
-@pytest.mark.parametrize("make", [GymVectorFleet, EnvPoolFleet])
+@pytest.mark.parametrize("make", [GymVectorFleet, pytest.param(EnvPoolFleet, marks=needs_envpool)])
 def test_members_that_are_not_named_stand_still(make):
     fleet, straight = make("CartPole-v1", 16), make("CartPole-v1", 1)
     random = np.random.default_rng(1)
@@ -171,7 +172,7 @@ def test_members_that_are_not_named_stand_still(make):
         np.testing.assert_array_equal(seen[m], last.observation[0])
 
 
-@pytest.mark.parametrize("make", [GymVectorFleet, EnvPoolFleet])
+@pytest.mark.parametrize("make", [GymVectorFleet, pytest.param(EnvPoolFleet, marks=needs_envpool)])
 def test_an_episode_that_has_ended_shows_its_end_and_waits(make):
     fleet = make("CartPole-v1", 2)
     fleet.reset([0, 1], [3, 3])
@@ -188,7 +189,7 @@ def test_an_episode_that_has_ended_shows_its_end_and_waits(make):
     assert not fleet.reset([0], [3]).errors and not fleet.step([0, 1], [0, 0]).errors
 
 
-@pytest.mark.parametrize("make", [GymVectorFleet, EnvPoolFleet])
+@pytest.mark.parametrize("make", [GymVectorFleet, pytest.param(EnvPoolFleet, marks=needs_envpool)])
 def test_the_horizon_truncates_and_does_not_terminate(make):
     fleet = make("CartPole-v1", 1, horizon=5)
     assert fleet.horizon == 5 and make("CartPole-v1", 1).horizon == 500
@@ -198,7 +199,7 @@ def test_the_horizon_truncates_and_does_not_terminate(make):
     assert not any(s.terminated_M[0] for s in steps)
 
 
-@pytest.mark.parametrize("make", [GymVectorFleet, EnvPoolFleet])
+@pytest.mark.parametrize("make", [GymVectorFleet, pytest.param(EnvPoolFleet, marks=needs_envpool)])
 def test_a_snapshot_restored_elsewhere_goes_on_alike(make):
     fleet = make("CartPole-v1", 5)
     fleet.reset([0, 1, 2], [4, 5, 6])
@@ -328,6 +329,7 @@ def test_without_a_mask_members_are_reset_together():
 # EnvPool
 
 
+@needs_envpool
 def test_an_unknown_envpool_id_is_answered_with_those_that_are_near():
     with pytest.raises(EnvError, match="HalfCheetah-v4"):
         EnvPoolFleet("HalfCheetah-v7", 2)
@@ -335,6 +337,7 @@ def test_an_unknown_envpool_id_is_answered_with_those_that_are_near():
         EnvPoolFleet("CartPole-v1", 2, kwargs={"no_such": 1})
 
 
+@needs_envpool
 def test_envpool_s_continuous_and_numbered_spaces_are_played():
     pendulum = EnvPoolFleet("Pendulum-v1", 2, kwargs={"num_threads": 1})
     pendulum.reset([0, 1], [5, 5])
@@ -346,6 +349,7 @@ def test_envpool_s_continuous_and_numbered_spaces_are_played():
     assert taxi.step([0], [0]).reward_M.tolist() == [-1]
 
 
+@needs_envpool
 def test_what_envpool_showed_stays_as_it_was_shown():
     fleet = EnvPoolFleet("CartPole-v1", 4)
     kept = [fleet.reset(range(4), range(4)).observation]

@@ -1,6 +1,8 @@
 """The loop: what it leaves, what it returns, what it refuses."""
 
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -133,3 +135,93 @@ def test_resume_is_told(tmp_path):
     train(tmp_path / "run", 4)
     train(tmp_path / "run", 6)
     assert [e["message"] for e in RunFolder.open(tmp_path / "run").events()] == ["from step-00000004"]
+
+
+# --- evaluating, stopping, leaving something to look at -------------------------------------------------------------
+
+
+class Leaving:
+    """A source that notes which policy it is asked to show."""
+
+    def __init__(self, trainer):
+        self._inner, self.trainer, self.shown = trainer.source, trainer, []
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def leave(self, folder):
+        self.shown.append((self.trainer.steps_done, self.trainer.policy.parameters()["logits"].detach().clone()))
+        (folder / "video.mp4").write_bytes(b"film")
+        return {"video": folder / "video.mp4"}
+
+
+class Notes:
+    """A sink that notes what it is shown."""
+
+    def __init__(self):
+        self.shown = []
+
+    def log(self, step, metrics): ...
+    def close(self): ...
+    def show(self, step, name, path):
+        self.shown.append((step, name, path.name))
+
+
+def leaving_run(path, scores=(3.0, 9.0, 1.0), **options):
+    """A run whose second of three checkpoints is the best."""
+    trainer, notes, at_step = make_trainer(), Notes(), {}
+    trainer.source = Leaving(trainer)
+
+    def evaluate(step):
+        at_step[step] = trainer.policy.parameters()["logits"].detach().clone()
+        return {"score": scores[step // 2 - 1]}
+
+    judged = {"evaluate": evaluate, "evaluate_every": 2, "checkpoint_every": 2, "keep_best": 1}
+    usual = QUICK | judged | {"best_by": "eval/score", "sinks": [notes]}
+    summary = run(trainer, 6, make_folder(path), **usual | options)
+    return summary, trainer, notes, at_step
+
+
+def test_the_best_policy_is_shown_and_the_last_goes_on(tmp_path):
+    _, trainer, notes, at_step = leaving_run(tmp_path / "run")
+    ((step, weights),) = trainer.source.shown
+    assert step == 4 and torch.equal(weights, at_step[4]) and not torch.equal(weights, at_step[6])
+    assert trainer.steps_done == 6 and torch.equal(trainer.policy.parameters()["logits"], at_step[6])
+    assert [found[1:] for found in notes.shown] == [("video", "video.mp4")]
+
+
+def test_what_is_shown_is_filed_under_the_last_step(tmp_path):
+    _, _, notes, _ = leaving_run(tmp_path / "run")
+    assert notes.shown == [(6, "video", "video.mp4")]
+
+
+def test_without_a_best_the_last_is_shown(tmp_path):
+    _, trainer, _, at_step = leaving_run(tmp_path / "run", keep_best=0)
+    ((step, weights),) = trainer.source.shown
+    assert step == 6 and torch.equal(weights, at_step[6])
+
+
+def test_a_run_that_was_interrupted_shows_nothing(tmp_path):
+    def interrupt(report):
+        if report.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    summary, trainer, _, _ = leaving_run(tmp_path / "run", stop=interrupt)
+    assert summary.reason == "interrupted" and not trainer.source.shown
+
+
+def test_what_cannot_be_shown_is_an_event(tmp_path):
+    trainer = make_trainer()
+    trainer.source = Leaving(trainer)
+    trainer.source.leave = lambda folder: 1 // 0
+    summary = run(trainer, 2, make_folder(tmp_path / "run"), **QUICK)
+    assert (summary.reason, summary.events) == ("done", {"nothing_to_show": 1})
+
+
+def test_a_run_may_stop_at_what_it_was_evaluated_at(tmp_path):
+    def enough(report):
+        return (report.get("eval/score") or 0) >= 9
+
+    summary, trainer, _, _ = leaving_run(tmp_path / "run", stop=enough)
+    assert (summary.reason, summary.step, summary.metrics["eval/score"]) == ("stopped", 4, 9.0)
+    assert trainer.source.shown[0][0] == 4

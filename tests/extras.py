@@ -1,0 +1,10 @@
+"""What a test needs that `make test` does not install."""
+
+import importlib.util
+
+import pytest
+
+needs_envpool = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None,
+    reason="EnvPool is a download of 700 MB: make test EXTRAS=dev,envpool",
+)
