@@ -240,7 +240,7 @@ def figures(rows: list[dict[str, Any]], folder: Path) -> None:
         figure.axes[0].legend(fontsize=8)
         figure.axes[0].set_ylabel("greedy return")
         figure.suptitle(f"{task}: a line a seed, until the threshold was reached twice in a row", fontsize=10)
-        figure.savefig(folder / f"control-{task}.png", dpi=100)
+        figure.savefig(folder / f"control-{task}.png", dpi=80)
 
 
 def until(cells: list[dict[str, Any]], key: str) -> list[float]:
