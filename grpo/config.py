@@ -62,7 +62,7 @@ class GRPOConfig(BaseModel):
     max_ratio: float | None = Field(default=None, gt=1)
     """A minibatch whose mean ratio is above this is skipped whole; None: never."""
     target_kl: float | None = Field(default=None, gt=0)
-    """Passes stop once the mean of log π_old − log π reaches this; None: never."""
+    """Passes stop once the mean of log π_old − log π over a minibatch reaches this; None: never."""
     old_logp: Literal["auto", "recorded", "recomputed", "detached"] = "auto"
     """Log-probs the ratio compares with: as recorded when sampled, computed again before the first pass, or the current
     ones (ratio 1, for one pass and one minibatch). auto: detached where that is the case, else recorded."""

@@ -10,14 +10,14 @@ from typing import Any
 
 from grpo.app.settings import Resolved, RunConfig, preset_names
 from grpo.config import ConfigError, GRPOConfig
-from grpo.recipes import CHOICES, RECIPES, Recipe, nearest
+from grpo.recipes import CHOICES, Recipe, nearest
 
 
 def presets_text() -> str:
     """Every preset, tasks and variations apart."""
     names = preset_names()
     width = max(len(name) for name in names)
-    written = [name for name in names if name not in RECIPES]
+    written = [name for name in names if not names[name].startswith("loss_type=")]
     lines = ["Presets, applied from left to right: `grpo train TASK VARIATION … --setting value`", ""]
     lines += [f"  {name.ljust(width)}  {names[name]}" for name in written]
     lines += ["", "One for each recipe (`grpo presets --recipes` has the whole table):", ""]

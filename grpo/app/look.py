@@ -31,7 +31,11 @@ def trained(path: Path, which: str = "best") -> tuple[GRPOTrainer, checkpoint.Ch
     if found is None:
         raise ConfigError(f"{path} has no checkpoint yet; train longer, or lower run.checkpoint_every")
     trainer = TASKS[resolved.task].trainer(resolved.config)
-    trainer.load_state(found.state)
+    try:
+        trainer.load_state(found.state)
+    except ValueError as error:
+        trainer.source.close()
+        raise ConfigError(f"{path}: {error}; a run with an actor of your own is evaluated in Python") from None
     return trainer, found
 
 
@@ -46,13 +50,16 @@ def evaluate(
     video: str | None,
 ) -> str:
     """Fresh episodes of a trained policy: a table with 95 % intervals, or JSON."""
-    trainer, found = trained(path, which)
+    trainer, saved = trained(path, which)
     judge: Any = getattr(trainer, "evaluate", None)
     if judge is None:
         raise ConfigError(f"{path}: this task has nothing to evaluate")
     try:
-        rows = judge(episodes, greedy, trainer.config.seed + FRESH if seed is None else seed).table()
+        found = judge(episodes, greedy, trainer.config.seed + FRESH if seed is None else seed)
+        rows = found.table()
         lines = [_table(rows)]
+        if found.failed:
+            lines.append(f"{found.failed} of {episodes} episodes failed and are not counted: {found.why}")
         if render or video:
             place = Path(video or path / "eval.mp4")
             shown: Any = trainer
@@ -62,10 +69,11 @@ def evaluate(
     finally:
         trainer.source.close()
     if as_json:
-        about = {"run": str(path), "checkpoint": found.step, "episodes": episodes, "greedy": greedy}
-        return json.dumps({**about, "results": rows}, indent=2)
+        about = {"run": str(path), "checkpoint": saved.step, "episodes": episodes, "greedy": greedy}
+        failures = {"failed": found.failed} | ({"why": found.why} if found.failed else {})
+        return json.dumps({**about, **failures, "results": rows}, indent=2)
     mode = "greedy" if greedy else "sampled"
-    return "\n".join([f"{path}, step {found.step}, {episodes} {mode} episodes on fresh starts", *lines])
+    return "\n".join([f"{path}, step {saved.step}, {episodes} {mode} episodes on fresh starts", *lines])
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -157,7 +157,8 @@ def flag_layer(flags: Iterable[tuple[str, Any]]) -> Layer:
         target = raw if not block else raw.setdefault(block, {})
         if not isinstance(target, dict):
             raise ConfigError(f"{key}: {block} is a value, not a block")
-        listed = isinstance(value, str) and value[:1] in ("[", "{")
+        inside = bool(block) and block not in ("run", "algorithm")  # a free block: nobody else knows the types
+        listed = isinstance(value, str) and (value[:1] in ("[", "{") or inside)
         target[name] = parse_settings(f"value: {value}", key)["value"] if listed else value
     return layer(raw, "command line")
 

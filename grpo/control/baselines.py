@@ -62,6 +62,7 @@ def features(episodes: Episodes, mask_NT: np.ndarray, horizon: int) -> np.ndarra
     for x in _parts(episodes.observation):
         seen = x[mask_NT]
         if seen.dtype.kind in "iu" and seen.ndim == 1:
+            seen = seen - seen.min(initial=0)
             choices = int(seen.max(initial=0)) + 1
             if choices <= MAX_FEATURES:
                 parts.append(np.eye(choices)[seen])

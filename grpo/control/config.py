@@ -96,7 +96,7 @@ class ControlConfig(GRPOConfig):
     num_iterations: int = Field(default=20, ge=1)
     """Passes over the same tries, at most: see target_kl."""
     target_kl: float | None = Field(default=0.04, gt=0)
-    """Passes stop once the mean of log π_old − log π reaches this; None: never."""
+    """Passes stop once the mean of log π_old − log π over a minibatch reaches this; None: never."""
     learning_rate: float = Field(default=5e-3, gt=0)
     """Of the Adam that is made when no optimizer is given."""
     max_grad_norm: float | None = Field(default=0.5, gt=0)
@@ -155,10 +155,8 @@ def _check(config: ControlConfig) -> None:
         raise ConfigError(f"group_by={by} compares single decisions: it needs credit=reward_to_go")
     if by == "steps" and config.action_repeat > 1:
         raise ConfigError("group_by=steps counts single steps; set action_repeat=1")
-    if by == "steps" and config.memory:
-        raise ConfigError(
-            "group_by=steps cuts episodes at the window's edge, a memory would be lost there; set memory=0"
-        )
+    if by in ("steps", "branch") and config.memory:
+        raise ConfigError(f"group_by={by} begins rows inside episodes, where a memory would be lost; set memory=0")
     if config.memory and config.decisions_per_minibatch:
         raise ConfigError(
             "decisions_per_minibatch takes trajectories apart, and a policy with memory needs them whole; use "

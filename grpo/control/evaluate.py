@@ -38,7 +38,7 @@ class Evaluation:
     def of(episodes: Episodes) -> Evaluation:
         """What these episodes show."""
         ok_N = episodes.ok_N
-        found = (episodes.return_N[ok_N], episodes.length_N[ok_N], episodes.success_N[ok_N])
+        found = (episodes.return_N[ok_N], episodes.steps_N[ok_N], episodes.success_N[ok_N])
         return Evaluation(*found, failed=len(episodes.errors), why=next(iter(episodes.errors.values()), ""))
 
     def metrics(self) -> dict[str, float | None]:

@@ -33,14 +33,14 @@ def seeds(seed: int, step: int, stream: int, count: int) -> list[int]:
 
 def starts_of(
     config: ControlConfig, step: int, fleet: Fleet, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator
-) -> tuple[list[Any], int]:
-    """The starts of a step's groups, one for each group, and the environment steps that finding them took."""
+) -> tuple[list[Any], Episodes | None]:
+    """The starts of a step's groups, one for each group, and the whole episodes that were played to find them."""
     count = config.groups_per_step
     if config.group_by == "batch":
-        return [tuple(seeds(config.seed, step, TRAINING, config.episodes))], 0
+        return [tuple(seeds(config.seed, step, TRAINING, config.episodes))], None
     if config.group_by == "branch":
         return branch_points(config, step, fleet, policy, scaling, random)
-    return list(seeds(config.seed, step, TRAINING, count)), 0
+    return list(seeds(config.seed, step, TRAINING, count)), None
 
 
 def tries(config: ControlConfig, starts: Sequence[Any]) -> tuple[list[Start], np.ndarray]:
@@ -54,7 +54,7 @@ def tries(config: ControlConfig, starts: Sequence[Any]) -> tuple[list[Start], np
 
 def branch_points(
     config: ControlConfig, step: int, fleet: Fleet, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator
-) -> tuple[list[Snapshot], int]:
+) -> tuple[list[Snapshot], Episodes]:
     """A visited state of each of several episodes, every state of an episode equally likely.
 
     A reservoir of one: the state at step t replaces the one that is kept with probability 1 / (t + 1), so that an
@@ -72,8 +72,7 @@ def branch_points(
     played = play(fleet, policy, scaling, trunk, random, action_repeat=config.action_repeat, visit=visit)
     if not kept:
         raise EnvError(f"no episode could be branched: {next(iter(played.errors.values()))}")
-    points = [kept.get(row, next(iter(kept.values()))) for row in range(len(trunk))]
-    return points, played.env_steps
+    return [kept[row] for row in sorted(kept)], played  # an episode that failed at its start gives no group
 
 
 def inner_groups(config: ControlConfig, episodes: Episodes, group_N: np.ndarray) -> np.ndarray | None:

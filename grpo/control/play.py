@@ -52,7 +52,13 @@ class Episodes:
     """(N, …): what was seen after the last decision, raw."""
     errors: Mapping[int, str]
     """Row → what went wrong."""
-    env_steps: int
+    steps_N: np.ndarray
+    """Environment steps of each row; more than its decisions where an action is held."""
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps in all."""
+        return int(self.steps_N.sum())
 
     def __len__(self) -> int:
         return len(self.mask_NT)
@@ -122,7 +128,7 @@ class Seats:
         self.success_N = np.full(rows, np.nan)
         self.last: Tree = None
         self.errors: dict[int, str] = {}
-        self.env_steps = 0
+        self.steps_N = np.zeros(rows, np.int64)
         self.longest = 0
         self.member_L, self.row_L, self.observation = self._seated(np.arange(min(fleet.size, rows)))
         self.step_L = np.zeros(len(self.row_L), np.int64)
@@ -194,7 +200,7 @@ def begin(fleet: Fleet, members: np.ndarray, starts: Sequence[Start]) -> Begun:
 def _held(fleet: Fleet, seats: Seats, actions: Any, times: int) -> Stepped:
     """The same action for several environment steps, until the episode ends; rewards add up."""
     stepped = fleet.step(seats.member_L, actions)
-    seats.env_steps += len(seats.member_L)
+    seats.steps_N[seats.row_L] += 1
     for _ in range(times - 1):
         going = ~(stepped.terminated_M | stepped.truncated_M)
         going[list(stepped.errors)] = False
@@ -202,7 +208,7 @@ def _held(fleet: Fleet, seats: Seats, actions: Any, times: int) -> Stepped:
             break
         at = np.flatnonzero(going)
         further = fleet.step(seats.member_L[at], actions[at])
-        seats.env_steps += len(at)
+        seats.steps_N[seats.row_L[at]] += 1
         observation = each(stepped.observation, np.copy)
         put(observation, at, further.observation)
         reward_M, terminated_M, truncated_M = (
@@ -288,7 +294,7 @@ def _episodes(record: Record, seats: Seats, starts: Sequence[Start], action_repe
         success_N=seats.success_N,
         last=seats.last,
         errors=seats.errors,
-        env_steps=seats.env_steps,
+        steps_N=seats.steps_N,
     )
 
 

@@ -81,8 +81,8 @@ class ActorPolicy:
         return [rows[i : i + limit] for i in range(0, len(rows), limit)]
 
     def train(self) -> None:
-        """Learning mode of the modules."""
-        self.network.train()
+        """The same as when playing: with dropout on, what is scored would be another policy than what played."""
+        self.network.eval()
 
     def eval(self) -> None:
         """Playing mode of the modules."""

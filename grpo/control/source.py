@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +24,12 @@ from grpo.control.scaling import LIMIT, Scaling
 from grpo.control.stream import Streams
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.make import EnvFactory
-from grpo.envs.spaces import take, zeros
+from grpo.envs.spaces import stack, take
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts, Status
 
+EXAMPLES = 32
+"""Observations that an export is checked on."""
 MOST_ENVS = 64
 """Copies that play at a time unless `num_envs` says otherwise."""
 
@@ -87,19 +90,19 @@ class ControlSource:
         if self.streams is not None:
             episodes, group_N = self.streams.window(self.policy, self.scaling, random)
             starts: list[Any] = list(range(config.groups_per_step))
-            search = 0
+            found = None
         else:
-            starts, search = (
+            starts, found = (
                 starts_of(config, request.step, self.fleet, self.policy, self.scaling, random)
                 if request.starts is None
-                else (list(request.starts), 0)
+                else (list(request.starts), None)
             )
             each, group_N = tries(config, starts)
             repeat, keep = config.action_repeat, self._keeps_old
             episodes = play(self.fleet, self.policy, self.scaling, each, random, action_repeat=repeat, keep_out=keep)
-        self.env_steps += episodes.env_steps + search
+        self.env_steps += episodes.env_steps + (0 if found is None else found.env_steps)
         rollouts = self._rollouts(episodes, group_N, request.attempt)
-        self._measure(episodes, request.attempt)
+        self._measure(episodes if found is None else found, request.attempt)
         self.scaling.update(take(episodes.raw, episodes.mask_NT))
         return Collected(rollouts, starts)
 
@@ -183,11 +186,11 @@ class ControlSource:
             }
         else:
             self.episodes += int(ok_N.sum())
-            returns, lengths = episodes.return_N[ok_N], episodes.length_N[ok_N]
+            returns, lengths = episodes.return_N[ok_N], episodes.steps_N[ok_N]
             found = {
                 "return": float(returns.mean()) if len(returns) else None,
                 "return_std": float(returns.std()) if len(returns) else None,
-                "episode_length": float(lengths.mean()) * self.config.action_repeat if len(lengths) else None,
+                "episode_length": float(lengths.mean()) if len(lengths) else None,
             }
         found |= {"success": float(known_N.mean())} if len(known_N) else {}
         found = self._metrics if attempt else found | self._baseline_metrics
@@ -227,8 +230,10 @@ class ControlSource:
         """The greedy policy, scaling included, as an ONNX file."""
         mean, std = self.scaling.tree()
         greedy = Greedy(self.policy.network, self.policy.head, mean, std, LIMIT)
-        example = self.policy.tensors(zeros(self.fleet.observation_space, 2))
-        return export_onnx(greedy, example, path, self.policy.begin(2))
+        space = copy.deepcopy(self.fleet.observation_space)
+        space.seed(0)
+        example = self.policy.tensors(stack([space.sample() for _ in range(EXAMPLES)], space))
+        return export_onnx(greedy, example, path, self.policy.begin(EXAMPLES))
 
     # --- what must be kept, and what can be seen --------------------------------------------------------------------
 

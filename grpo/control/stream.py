@@ -20,6 +20,8 @@ from grpo.control.scaling import Scaling
 from grpo.envs.fleet import EnvError, Fleet, Snapshot, Tree
 from grpo.envs.spaces import put, take
 
+RESETS = 5
+"""Times a stream tries to begin an episode before it gives up."""
 REMEMBERED = 20
 """Whole episodes whose mean return is reported."""
 
@@ -63,7 +65,10 @@ class Streams:
             for actions, action in zip(self._actions, action_P, strict=True):
                 actions.append(action)
             moment = {"action": acted.recorded, "logp": acted.logp_M, "out": acted.out_MF, "reward": stepped.reward_M}
-            record.write(np.full(count, t), self._member_P, t, moment | named("seen", seen))
+            moment |= named("seen", seen)
+            if seen is not self._observation:
+                moment |= named("raw", self._observation)
+            record.write(np.full(count, t), self._member_P, t, moment)
             over_TP[t] = stepped.terminated_M
             done_TP[t] = stepped.terminated_M | stepped.truncated_M
             self._return_P += stepped.reward_M
@@ -82,16 +87,20 @@ class Streams:
         return _pieces(record, done_TP, over_TP, failed, steps)
 
     def _fresh(self, members: np.ndarray) -> Tree:
-        """The next episode of these streams."""
+        """The next episode of these streams; one that cannot begin is passed over, a few times."""
         self._return_P[members], self._length_P[members] = 0.0, 0
-        chosen = [seeds(self._config.seed, int(self._begun_P[p]), STREAMS + 16 * (int(p) + 1), 1)[0] for p in members]
-        self._begun_P[members] += 1
-        for p, seed in zip(members.tolist(), chosen, strict=True):
-            self._seeds[p], self._actions[p] = seed, []
-        begun = begin(self._fleet, members, chosen)
-        if begun.errors:
-            raise EnvError(next(iter(begun.errors.values())))
-        return begun.observation
+        for _ in range(RESETS):
+            chosen = [self._seed(p) for p in members.tolist()]
+            self._begun_P[members] += 1
+            for p, seed in zip(members.tolist(), chosen, strict=True):
+                self._seeds[p], self._actions[p] = seed, []
+            begun = begin(self._fleet, members, chosen)
+            if not begun.errors:
+                return begun.observation
+        raise EnvError(next(iter(begun.errors.values())))
+
+    def _seed(self, stream: int) -> int:
+        return seeds(self._config.seed, int(self._begun_P[stream]), STREAMS + 16 * (stream + 1), 1)[0]
 
     def values(self) -> dict[str, Any]:
         """Numbers to go on from."""
@@ -147,14 +156,15 @@ def _pieces(
         assert found is not None
         return rows(found)
 
-    seen = each(record.tree("seen", steps), rows)
+    seen, raw = record.tree("seen", steps), record.tree("raw", steps)
+    seen = each(seen, rows)
     length_N = np.array([b - a for _, a, b in cuts])
     errors = {row: failed[b - 1, p] for row, (p, _, b) in enumerate(cuts) if (b - 1, p) in failed}
     length_N[list(errors)] -= 1  # the step that failed was not made
     terminated_N = np.array([bool(over_TP[b - 1, p]) for p, _, b in cuts])
     episodes = Episodes(
         observation=seen,
-        raw=seen,
+        raw=seen if raw is None else each(raw, rows),
         action_NT=table("action"),
         logp_NT=table("logp"),
         out_NTF=table("out"),
@@ -166,6 +176,6 @@ def _pieces(
         success_N=np.full(len(cuts), np.nan),
         last=None,
         errors=errors,
-        env_steps=int(done_TP.size),
+        steps_N=np.array([b - a for _, a, b in cuts]),
     )
     return episodes, np.array([p for p, _, _ in cuts])

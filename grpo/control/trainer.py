@@ -10,6 +10,7 @@ are that document's, and its W&B names are reported beside ours.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,8 +38,10 @@ from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.video import can_show
 from grpo.models import moved
 from grpo.report import StepReport
+from grpo.run.budget import FailureBudget
 from grpo.run.folder import RunFolder
 from grpo.run.progress import SHOWN, make_progress
+from grpo.run.session import SamplesFailed
 from grpo.trainer import GRPOTrainer as Trainer
 
 TUTORIAL = {
@@ -57,6 +60,8 @@ TUTORIAL = {
 
 
 ENDLESS = 10**9
+FAILED = 1
+"""Exit code of a run that ended because too much failed."""
 
 
 class GRPOTrainer(Trainer):
@@ -94,6 +99,9 @@ class GRPOTrainer(Trainer):
         self.tutorial = any(words.values()) and given.get("group_by", "steps") == "steps"
         if config is None:
             config = _config(env, given, self.tutorial)
+        idle = [name for name in ("learning_rate", "weight_decay") if optimizer is not None and name in given]
+        if idle:
+            raise ConfigError(f"{idle[0]} has no effect with an optimizer of your own; set it there")
         fleet, world = _world(config, env)
         self.env = env if isinstance(env, gym.Env) else world.single
         policy, scaling = _policy(config, fleet, actor)
@@ -140,6 +148,10 @@ class GRPOTrainer(Trainer):
         limit = steps if total_updates is None else total_updates
         if limit is None and env_steps is None and stop_at is None:
             raise ValueError("train() needs total_updates, steps, env_steps or stop_at")
+        if (limit is not None and limit < 1) or (evaluate_every is not None and evaluate_every < 1):
+            raise ValueError(
+                f"train() needs at least one step, and one between evaluations; got {limit}, {evaluate_every}"
+            )
         judged = stop_at is not None or ((folder is not None or bool(trackers)) and not self._busy)
         every = evaluate_every or (5 if judged else None)
         reports: list[StepReport] = []
@@ -154,14 +166,14 @@ class GRPOTrainer(Trainer):
             return any(asked) or good or (env_steps is not None and steps_made >= env_steps)
 
         if folder is None and not trackers:
-            self._train_here(limit or ENDLESS, every, enough, progress)
+            self._train_here(ENDLESS if limit is None else limit, every, enough, progress)
             return reports
         from grpo.run.loop import run  # here: only a run needs files, signals and locks
 
         place, resume = self._folder(folder)
-        run(
+        summary = run(
             self,
-            limit or ENDLESS,
+            ENDLESS if limit is None else limit,
             place,
             resume=resume,
             keep_best=1,
@@ -174,6 +186,10 @@ class GRPOTrainer(Trainer):
             evaluate_every=every,
             stop=enough,
         )
+        if summary.exit_code == FAILED:
+            raise SamplesFailed(
+                f"{place.path}: the run ended ({summary.reason}) at step {summary.step}; see events.jsonl"
+            )
         return reports
 
     def _train_here(
@@ -183,11 +199,13 @@ class GRPOTrainer(Trainer):
         shown = make_progress(progress)
         shown.names = (*self.source.headline, *SHOWN)
         shown.start(None, self.steps_done, limit)
+        budget = FailureBudget()
         try:
             for _ in range(limit):
                 began = time.perf_counter()
                 report = self.step()
-                if report.step == 1 and report["failed"]:
+                budget.add(report["failed"] or 0.0, float(len(report.experience)))
+                if report["failed"] and (report.step == 1 or budget.spent()):
                     self._refuse(report)
                 if every is not None and report.step % every == 0:
                     found = self.source.evaluate(report.step)
@@ -199,12 +217,10 @@ class GRPOTrainer(Trainer):
             shown.close()
 
     def _refuse(self, report: StepReport) -> None:
-        """As a run does: on the first step a failure is an error, while it is cheap to find out why."""
-        from grpo.run.session import SamplesFailed  # here: only a run needs files, signals and locks
-
+        """As a run does: a failure on the first step, or too many of them, is an error."""
         why = next((row["error"] for row in self.source.show(report.experience.rollouts) if "error" in row), "")
-        samples = len(report.experience)
-        raise SamplesFailed(f"on the first step {report['failed']:.0f} of {samples} samples failed: {why}")
+        when = "on the first step" if report.step == 1 else f"after other failures, in step {report.step}"
+        raise SamplesFailed(f"{when} {report['failed']:.0f} of {len(report.experience)} samples failed: {why}")
 
     def _folder(self, folder: str | Path | None) -> tuple[RunFolder, bool]:
         """Where the run's results go, and whether a run is there already."""
@@ -213,7 +229,7 @@ class GRPOTrainer(Trainer):
         path = Path("runs") / f"{name}-{now.strftime('%Y%m%d-%H%M%S')}" if folder is None else Path(folder)
         if (path / "run.json").exists():
             return RunFolder.open(path), True
-        config = self.config.model_dump(mode="json", exclude_unset=True)
+        config = self.config.model_dump(mode="json", exclude_unset=True) | _remade(self.env)
         made = RunFolder.create(
             path,
             task="control",
@@ -319,6 +335,16 @@ def _config(env: Any, given: dict[str, Any], tutorial: bool) -> ControlConfig:
     return ControlConfig(**TUTORIAL | ours)
 
 
+def _remade(env: Any) -> dict[str, Any]:
+    """What the command line must know to make an environment again that was passed ready-made."""
+    spec = env.spec if isinstance(env, gym.Env) else None
+    if spec is None:
+        return {}
+    kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+    limit = {} if spec.max_episode_steps is None else {"max_episode_steps": spec.max_episode_steps}
+    return ({"env_kwargs": kwargs} if kwargs else {}) | limit
+
+
 def _name(env: Any) -> str:
     """What a run folder keeps of an environment that was not given by name: its id, or where its class is."""
     spec = getattr(env, "spec", None)
@@ -343,7 +369,9 @@ def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
         raise ConfigError("env_kwargs has no effect on an environment that is made already; pass its id")
     # A wrapper that does not say how it was made cannot be made again, and so nor can what it wraps.
     if given.spec is not None and all(wrapper.kwargs is not None for wrapper in given.spec.additional_wrappers):
-        factory = EnvFactory(given.spec, horizon=horizon)
+        spec = copy.deepcopy(given.spec)
+        spec.kwargs.pop("render_mode", None)  # one window is enough
+        factory = EnvFactory(spec, horizon=horizon)
         return made(given, size), World(factory, partial(made, factory))
     fleet = made(given, 1)  # the only one there is: episodes are played one after the other, also to evaluate
 

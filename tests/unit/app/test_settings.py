@@ -179,3 +179,9 @@ def test_a_presets_setting_that_became_impossible_is_left_out_and_a_users_is_an_
     assert made.decisions_per_minibatch is None
     with pytest.raises(ConfigError, match="takes trajectories apart"):
         resolve([preset_layer("cartpole"), flag_layer([*flags, ("decisions_per_minibatch", "64")])], configs())
+
+
+def test_arguments_of_an_environment_are_read_as_yaml():
+    flags = [("env", "CartPole-v1"), ("env_kwargs.sutton_barto_reward", "false")]
+    made = resolve([preset_layer("control"), flag_layer(flags)], configs()).config
+    assert made.env_kwargs == {"sutton_barto_reward": False}

@@ -30,7 +30,7 @@ def episodes(observation, reward_NT, length_N=None, offset_N=None, errors=None) 
         success_N=np.full(rows, np.nan),
         last=None,
         errors=errors or {},
-        env_steps=int(length_N.sum()),
+        steps_N=length_N,
     )
 
 

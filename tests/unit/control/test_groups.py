@@ -116,6 +116,7 @@ def test_same_step_means_leave_out_who_has_ended():
         ({"group_by": "steps", "advantage": "episode"}, "needs advantage=step or leave_one_out"),
         ({"group_by": "steps", "advantage": "step", "memory": 8}, "set memory=0"),
         ({"memory": 8, "decisions_per_minibatch": 4}, "use rows_per_minibatch"),
+        ({"group_by": "branch", "memory": 8}, "set memory=0"),
         ({"advantage": "linear", "baseline": "none"}, "already says baseline"),
         ({"loss_type": "grpo", "baseline": "given"}, "needs advantage, one of"),
         ({"beta": 0.1, "kl_estimator": "exact"}, "set kl_to=old"),
@@ -156,3 +157,13 @@ def test_a_lone_environment_without_a_spec_plays_one_after_the_other():
     assert made.source.fleet.size == 1
     assert reports[-1]["return"] > reports[0]["return"]
     assert made.evaluate(4).return_E.shape == (4,)
+
+
+def test_a_branched_step_reports_the_whole_episodes():
+    made = GRPOTrainer(env="Pendulum-v1", group_by="branch", group_size=2, groups_per_step=4)
+    assert made.step()["episode_length"] == 200
+
+
+def test_held_actions_count_the_steps_that_were_really_made():
+    made = GRPOTrainer(env="Pendulum-v1", action_repeat=30, group_size=2, groups_per_step=1)
+    assert made.step()["episode_length"] == 200 and made.evaluate(2).length_E.tolist() == [200, 200]

@@ -162,7 +162,7 @@ def test_a_decision_may_last_several_steps():
     whole = (length_N % 2 == 0).nonzero()[:, 0]
     actions = rollouts.inputs["action"]
     torch.testing.assert_close(rollouts.reward_NT[whole], 4.0 * actions[whole] * rollouts.mask_NT[whole])
-    assert made.evaluate(3).length_E.max() <= 3
+    assert 3 < made.evaluate(3).length_E.max() <= 6
 
 
 def test_fewer_copies_than_episodes_play_the_same_starts_whole():

@@ -30,13 +30,15 @@ class Relay:
         self.fails = dict(fails)
         self.seeds: list[list[int]] = [[], []]
         self.t = np.zeros(2, int)
+        self.stuck: int | None = None
 
     def reset(self, members, seeds):
         bad = {}
         for at, (p, seed) in enumerate(zip(members, seeds, strict=True)):
             self.seeds[p].append(seed)
             self.t[p] = 0
-            if self.fails.get(p) == (len(self.seeds[p]), 0):
+            begins = len(self.seeds[p])
+            if self.fails.get(p) == (begins, 0) or self.stuck == p:
                 bad[at] = f"Relay member {p}, reset: no"
         return Begun(self._see(members), bad)
 
@@ -136,8 +138,18 @@ def test_a_failure_at_the_first_step_leaves_a_row_without_decisions():
     assert episodes.length_N.tolist() == [0, 3, 3, 1] and list(episodes.errors) == [0]
 
 
+def test_an_episode_that_cannot_begin_is_passed_over():
+    fleet = Relay(fails={1: (2, 0)})
+    _, window = make(fleet)
+    window()
+    assert len(fleet.seeds[1]) == 3 and len(set(fleet.seeds[1])) == 3
+
+
 def test_a_stream_that_cannot_begin_again_ends_it_all():
-    _, window = make(Relay(fails={1: (2, 0)}))
+    fleet = Relay()
+    _, window = make(fleet)
+    window()
+    fleet.stuck = 1
     with pytest.raises(EnvError, match="Relay member 1, reset: no"):
         window()
 
@@ -196,3 +208,14 @@ def test_one_that_never_repeats_itself_can_still_be_a_stream():
     made = GRPOTrainer(env=envs.Restless, group_size=25, groups_per_step=1, **WINDOW)
     assert made.step()["episodes"] == 2
     assert made.state().values["source"]["streams"]["length"] == [5]
+
+
+def test_scaling_is_fed_what_the_environment_gave():
+    both = []
+    for settings in ({"group_by": "steps", "advantage": "step", "group_size": 200}, {"group_by": "start"}):
+        made = GRPOTrainer(env="Pendulum-v1", scale_observations=True, groups_per_step=4, **settings)
+        for _ in range(6):
+            made.step()
+        both.append(np.sqrt(made.source.scaling.square[""]))
+    np.testing.assert_allclose(both[0], both[1], rtol=0.6)  # the speed's deviation is about 4, not 1
+    assert both[0][2] > 2

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from grpo.app.look import trained
 from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer, make_trainer
 from grpo.control import test as look_at
@@ -272,3 +273,39 @@ def test_an_exported_policy_acts_the_same(tmp_path):
     theirs = session.run(["action"], {"observation": seen.astype(np.float32)})[0]
     np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-5)
     assert ours.std() > 1e-3
+
+
+def test_no_steps_is_an_error_and_not_for_ever():
+    made = GRPOTrainer(env="CartPole-v1")
+    for wrong in ({"steps": 0}, {"total_updates": 0}, {"steps": -1}, {"steps": 1, "evaluate_every": 0}):
+        with pytest.raises(ValueError, match="at least one step"):
+            made.train(progress=None, **wrong)
+
+
+def test_settings_of_an_optimizer_that_was_given_are_refused():
+    actor = nn.Linear(4, 2)
+    with pytest.raises(ConfigError, match="learning_rate has no effect with an optimizer of your own"):
+        GRPOTrainer(
+            env="CartPole-v1", actor=actor, optimizer=torch.optim.SGD(actor.parameters(), lr=0.1), learning_rate=1.0
+        )
+
+
+def test_a_folder_remembers_how_a_ready_made_environment_was_made(tmp_path):
+    env = gym.make("FrozenLake-v1", is_slippery=False, max_episode_steps=30)
+    made = GRPOTrainer(env=env, group_by="batch", hidden=(), video=False)
+    made.train(steps=1, folder=tmp_path / "run", progress=None)
+    again, _ = trained(tmp_path / "run")
+    assert again.source.fleet.horizon == 30
+    assert again.source.world.single.make().unwrapped.spec.kwargs["is_slippery"] is False
+
+
+def test_copies_of_an_environment_with_a_window_have_none():
+    made = GRPOTrainer(env=gym.make("CartPole-v1", render_mode="rgb_array"), group_size=2, groups_per_step=1)
+    assert made.source.world.single.make().render_mode is None
+
+
+def test_dropout_is_off_while_learning_too():
+    torch.manual_seed(0)
+    actor = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Dropout(0.5), nn.Linear(32, 2))
+    made = GRPOTrainer(env="CartPole-v1", actor=actor, num_iterations=1, learning_rate=1e-9, old_logp="recorded")
+    assert abs(made.step()["approx_kl"]) < 1e-4
