@@ -271,6 +271,7 @@ def main() -> None:
     parser.add_argument("--tasks", default="cartpole,acrobot", help="names of control_peers.TASKS, and rollout")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0, help="e.g. one that no preset was tuned on")
     parser.add_argument("--cap-cpu", type=float, default=120.0, help="CPU seconds after which a cell gives up")
     parser.add_argument(
         "--cleanrl", type=os.path.abspath, help="a checkout of CleanRL; without it that peer is left out"
@@ -301,7 +302,13 @@ def measured(args: argparse.Namespace, rows: list[dict[str, Any]]) -> list[dict[
     for (task, peer), reason in skipped.items():
         if reason:
             print(f"{task} {peer}: left out, {reason}")
-    cells = [(t, p, s) for s in range(args.seeds) for t in tasks for p in peers if not skipped[t, p]]
+    cells = [
+        (t, p, s)
+        for s in range(args.first_seed, args.first_seed + args.seeds)
+        for t in tasks
+        for p in peers
+        if not skipped[t, p]
+    ]
     args.results.parent.mkdir(exist_ok=True)
     for at, (task, peer, seed) in enumerate(cells, 1):
         kept = {(row["task"], row["peer"], row["seed"]): row for row in rows}

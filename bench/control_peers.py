@@ -47,9 +47,12 @@ class Task:
     episodes: int = 20
     """Starts at each look; more where the environment itself throws dice."""
 
+    first: int = FIRST_SEED
+    """The first of those starts."""
+
     @property
     def seeds(self) -> range:
-        return range(FIRST_SEED, FIRST_SEED + self.episodes)
+        return range(self.first, self.first + self.episodes)
 
     def make(self, wrapped: bool = True) -> gym.Env:
         if self.id.startswith("MiniGrid"):
@@ -73,7 +76,7 @@ class Task:
 
 FLAT = "minigrid.wrappers:FlatObsWrapper"
 TASKS = {
-    "cartpole": Task("CartPole-v1", 475, 1000),
+    "cartpole": Task("CartPole-v1", 475, 1000, first=2_000_003),  # the preset was tuned on the usual starts
     "acrobot": Task("Acrobot-v1", -100, 5000),
     "mountaincar": Task("MountainCar-v0", -110, 10_000),
     "pendulum": Task("Pendulum-v1", -200, 5000),
@@ -148,7 +151,7 @@ class Meter:
         self.reached = good and bool(self.curve) and self.curve[-1][2] >= self.threshold
         self.curve.append((steps, round(cpu_s, 4), found))
         if self.reached:
-            further = FIRST_SEED + self.task.episodes
+            further = self.task.first + self.task.episodes
             self.confirmed = evaluate(range(further, further + CONFIRM))
         self._aside += time.process_time() - before
         return self.over
