@@ -15,7 +15,7 @@ import numpy as np
 
 from grpo.control.play import Episodes
 from grpo.core import advantages as adv
-from grpo.envs.fleet import Tree
+from grpo.envs.spaces import leaves
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 1e3)
 """Penalties that the linear fit chooses from."""
@@ -59,7 +59,7 @@ def features(episodes: Episodes, mask_NT: np.ndarray, horizon: int) -> np.ndarra
     steps_NT = (episodes.offset_N[:, None] + np.arange(mask_NT.shape[1])[None]) / horizon
     t_M = steps_NT[mask_NT]
     parts = [t_M[:, None] ** power for power in (1, 2, 3)]
-    for x in _parts(episodes.observation):
+    for x in leaves(episodes.observation):
         seen = x[mask_NT]
         if seen.dtype.kind in "iu" and seen.ndim == 1:
             seen = seen - seen.min(initial=0)
@@ -70,12 +70,6 @@ def features(episodes: Episodes, mask_NT: np.ndarray, horizon: int) -> np.ndarra
             flat = seen.reshape(len(seen), int(np.prod(seen.shape[1:]))).astype(np.float64)
             parts += [flat, flat**2] if seen.dtype.kind == "f" else [flat]
     return np.concatenate(parts, axis=1)
-
-
-def _parts(observation: Tree) -> list[np.ndarray]:
-    if not isinstance(observation, dict):
-        return [observation]
-    return [array for part in observation.values() for array in _parts(part)]
 
 
 def choose(

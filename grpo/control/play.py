@@ -18,7 +18,7 @@ import numpy as np
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.fleet import Begun, Fleet, Snapshot, Stepped, Tree
-from grpo.envs.spaces import put, take, zeros
+from grpo.envs.spaces import each, joined, put, take, zeros
 
 Start = int | Snapshot
 """Where an episode begins: the environment's reset with this seed, or a state that was visited."""
@@ -306,17 +306,3 @@ def named(name: str, tree: Tree) -> dict[str, np.ndarray]:
     if not isinstance(tree, dict):
         return {name: tree}
     return {key: x for part, inner in tree.items() for key, x in named(name + INSIDE + part, inner).items()}
-
-
-def each(tree: Tree, change: Callable[[Any], Any]) -> Tree:
-    """`change` on each of an observation's arrays."""
-    return {key: each(x, change) for key, x in tree.items()} if isinstance(tree, dict) else change(tree)
-
-
-def joined(trees: Sequence[Tree]) -> Tree:
-    """Several observations as one, row after row."""
-    if len(trees) == 1:
-        return trees[0]
-    if isinstance(trees[0], dict):
-        return {key: joined([tree[key] for tree in trees]) for key in trees[0]}
-    return np.concatenate(list(trees))

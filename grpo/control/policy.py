@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from grpo.control.mirror import mirror
 from grpo.control.networks import RecurrentNetwork, tensors
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
-from grpo.envs.spaces import Layout, flatten
+from grpo.envs.spaces import Layout, each, flatten
 from grpo.rollouts import Rollouts, Scores
 
 
@@ -65,7 +65,7 @@ class ActorPolicy:
         if self.recurrent:
             out = made(self.network(inputs["observation"])[0])
         else:
-            out = self.network(_each(inputs["observation"], made))
+            out = self.network(each(inputs["observation"], made))
         return Scores(
             logp_NT=placed(self.head.logp(out, made(inputs["action"]))),
             entropy_NT=placed(self.head.entropy(out)) if entropy else None,
@@ -114,7 +114,7 @@ class ActorPolicy:
         """The network's numbers by torch."""
         seen = self.tensors(observation)
         if self.recurrent:
-            out, memory = self.network(_each(seen, lambda x: x[:, None]), memory)
+            out, memory = self.network(each(seen, lambda x: x[:, None]), memory)
             out = out[:, 0]
         else:
             out = self.network(seen)
@@ -149,7 +149,3 @@ class FrozenActor:
     def parameters(self) -> Mapping[str, Tensor]:
         """What a checkpoint keeps of it."""
         return self._policy.parameters()
-
-
-def _each(tree: Tree, change: Callable[[Tensor], Tensor]) -> Tree:
-    return {key: _each(value, change) for key, value in tree.items()} if isinstance(tree, Mapping) else change(tree)

@@ -14,11 +14,11 @@ import numpy as np
 
 from grpo.control.config import ControlConfig
 from grpo.control.groups import STREAMS, seeds
-from grpo.control.play import Episodes, Record, begin, each, named
+from grpo.control.play import Episodes, Record, begin, named
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.fleet import EnvError, Fleet, Snapshot, Tree
-from grpo.envs.spaces import put, take
+from grpo.envs.spaces import each, put, take
 
 RESETS = 5
 """Times a stream tries to begin an episode before it gives up."""

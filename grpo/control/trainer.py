@@ -60,8 +60,6 @@ TUTORIAL = {
 
 
 ENDLESS = 10**9
-FAILED = 1
-"""Exit code of a run that ended because too much failed."""
 
 
 class GRPOTrainer(Trainer):
@@ -186,7 +184,7 @@ class GRPOTrainer(Trainer):
             evaluate_every=every,
             stop=enough,
         )
-        if summary.exit_code == FAILED:
+        if summary.reason in ("failures", "unsaved"):
             raise SamplesFailed(
                 f"{place.path}: the run ended ({summary.reason}) at step {summary.step}; see events.jsonl"
             )

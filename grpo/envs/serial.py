@@ -19,7 +19,7 @@ from gymnasium.wrappers import TimeLimit
 
 from grpo.envs import snapshot
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
-from grpo.envs.spaces import numeric, put, zeros
+from grpo.envs.spaces import bounds, numeric, put, zeros
 from grpo.workers import line
 
 Env: TypeAlias = gym.Env[Any, Any]
@@ -325,7 +325,7 @@ class _Actions:
 
     def __init__(self, space: gym.Space[Any]) -> None:
         self._shape, self._dtype = tuple(space.shape or ()), np.dtype(space.dtype)
-        self._low, self._high = _bounds(space)
+        self._low, self._high = bounds(space)
 
     def read(self, actions: Any, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
         """As one array, and which of them the space has. Floats may leave their box: many environments clip them."""
@@ -352,19 +352,6 @@ class _Actions:
         return np.array(actions, self._dtype).reshape(len(actions), *self._shape)
 
 
-def _bounds(space: gym.Space[Any]) -> tuple[Any, Any]:
-    """Lowest and highest values that make sense."""
-    if isinstance(space, spaces.Discrete):
-        return space.start, space.start + space.n - 1
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.Box):
-        if np.issubdtype(space.dtype, np.floating):
-            return np.finfo(space.dtype).min, np.finfo(space.dtype).max
-        return space.low, space.high
-    return 0, 1
-
-
 def _reader(space: gym.Space[Any], label: str = "observation") -> Callable[[Any], Tree]:
     """Reads single observations of a space: checked, in its dtype, without what is not numbers."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
@@ -385,7 +372,7 @@ def _reader(space: gym.Space[Any], label: str = "observation") -> Callable[[Any]
         return read_parts
 
     shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
-    low, high = (None, None) if isinstance(space, spaces.Box) else _bounds(space)
+    low, high = (None, None) if isinstance(space, spaces.Box) else bounds(space)
 
     def read(value: Any) -> Tree:
         array = np.asarray(value)

@@ -8,7 +8,7 @@ the processes that only step environments stay light.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -133,6 +133,25 @@ def put(tree: Tree, index: Any, values: Tree) -> None:
         tree[index] = values
 
 
+def each(tree: Tree, change: Callable[[Any], Any]) -> Tree:
+    """`change` on every array."""
+    return {key: each(part, change) for key, part in tree.items()} if isinstance(tree, dict) else change(tree)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Every array, in order."""
+    return [x for part in tree.values() for x in leaves(part)] if isinstance(tree, dict) else [tree]
+
+
+def joined(trees: Sequence[Tree]) -> Tree:
+    """Several trees as one, row after row."""
+    if len(trees) == 1:
+        return trees[0]
+    if isinstance(trees[0], dict):
+        return {key: joined([tree[key] for tree in trees]) for key in trees[0]}
+    return np.concatenate(list(trees))
+
+
 def leaf(tree: Tree, path: tuple[str, ...]) -> Any:
     """The array at a path."""
     for key in path:
@@ -152,6 +171,19 @@ def flatten(tree: Tree, of: Layout) -> np.ndarray:
             codes = zip(part.choices, part.start, strict=True)
             rows += [flat[:, i, None] == np.arange(first, first + n) for i, (n, first) in enumerate(codes)]
     return rows[0] if len(rows) == 1 and part.choices is None else np.concatenate(rows, axis=1, dtype=np.float32)
+
+
+def bounds(space: Space) -> tuple[Any, Any]:
+    """Lowest and highest values that make sense. Floats may leave their box, as many environments clip them."""
+    if isinstance(space, spaces.Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.start + space.nvec - 1
+    if isinstance(space, spaces.Box):
+        if np.issubdtype(space.dtype, np.floating):
+            return np.finfo(space.dtype).min, np.finfo(space.dtype).max
+        return space.low, space.high
+    return 0, 1
 
 
 def _parts(space: Space) -> list[tuple[str, Space]]:

@@ -25,7 +25,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.serial import numbered, told
-from grpo.envs.spaces import numeric, put, take, zeros
+from grpo.envs.snapshot import same
+from grpo.envs.spaces import bounds, each, leaves, numeric, put, take, zeros
 from grpo.workers import line
 
 Members = Sequence[int] | np.ndarray
@@ -65,7 +66,7 @@ class _Batched:
             raise EnvError(f"{name}: its batched form shows {observes}, not all of it arrays; use kind='serial'")
         self.name, self.size, self.horizon = name, size, horizon
         self.observation_space, self.action_space = observes, acts
-        self._low, self._high = _limits(acts)
+        self._low, self._high = bounds(acts)
         self._over_M = np.ones(size, bool)  # nobody has begun, so everybody waits
         self._length_M = np.zeros(size, np.intp)
         self._seed_M = [0] * size
@@ -179,12 +180,12 @@ class _Batched:
 
     def _withdraw(self, members: np.ndarray, *trees: Tree) -> dict[int, str]:
         """Who answered with NaN or infinity: its rows become zeros, and it waits for a reset."""
-        leaves = [leaf for tree in trees for leaf in _leaves(tree) if leaf.dtype.kind == "f"]
-        if all(np.isfinite(leaf).all() for leaf in leaves):
+        floats = [leaf for tree in trees for leaf in leaves(tree) if leaf.dtype.kind == "f"]
+        if all(np.isfinite(leaf).all() for leaf in floats):
             return {}
-        bad_M = ~np.all([np.isfinite(leaf).reshape(len(members), -1).all(1) for leaf in leaves], 0)
+        bad_M = ~np.all([np.isfinite(leaf).reshape(len(members), -1).all(1) for leaf in floats], 0)
         for tree in trees:
-            for leaf in _leaves(tree):
+            for leaf in leaves(tree):
                 leaf[bad_M] = 0
         self._over_M[members[bad_M]] = True
         problem = "its observation or reward is NaN or infinite"
@@ -367,7 +368,7 @@ class GymVectorFleet(_Batched):
         try:
             start = self._reset(seeds, np.ones(self.size, bool))
             again = self._reset([7, *range(8, 7 + self.size)], np.ones(self.size, bool))
-            own = _same(take(start, first_M), take(again, first_M)) and _same(
+            own = same(take(start, first_M), take(again, first_M)) and same(
                 start, take(start, np.zeros(self.size, np.intp))
             )
         except Exception as error:  # anything an environment may raise
@@ -389,9 +390,9 @@ class GymVectorFleet(_Batched):
             after = self._reset(seeds, first_M)
         except Exception:  # anything an environment may raise
             return False
-        stayed = _same(take(before, ~first_M), take(after, ~first_M))
-        moved = not _same(take(before, ~first_M), take(start, ~first_M))  # else nothing is shown
-        return stayed and moved and _same(take(start, first_M), take(after, first_M))
+        stayed = same(take(before, ~first_M), take(after, ~first_M))
+        moved = not same(take(before, ~first_M), take(start, ~first_M))  # else nothing is shown
+        return stayed and moved and same(take(start, first_M), take(after, first_M))
 
 
 class EnvPoolFleet(_Batched):
@@ -450,7 +451,7 @@ class EnvPoolFleet(_Batched):
         observation, _ = pool.reset()
         for slot, member in enumerate(members.tolist()):
             self._home_M[member], self._slot_M[member] = pool, slot
-        return _copied(observation)
+        return each(observation, np.copy)
 
     def _advance(self, members: np.ndarray, action_M: np.ndarray) -> tuple[Tree, Any, Any, Any, np.ndarray | None]:
         together: dict[int, list[int]] = {}
@@ -464,7 +465,7 @@ class EnvPoolFleet(_Batched):
         heard = [pool.recv() for pool in pools]
         if len(pools) == 1:
             observation, reward, terminated, truncated, info = heard[0]
-            return _copied(observation), reward, terminated, truncated, _success(info)
+            return each(observation, np.copy), reward, terminated, truncated, _success(info)
         count = len(members)
         observation, reward_M = zeros(self.observation_space, count), np.zeros(count)
         terminated_M, truncated_M, success_M = np.zeros(count, bool), np.zeros(count, bool), np.full(count, np.nan)
@@ -485,18 +486,6 @@ def _made(id: str, size: int, options: Mapping[str, Any]) -> Any:
         raise EnvError(f"{id}: its batched form cannot be made with {dict(options)}: {line(error)}") from error
 
 
-def _limits(space: gym.Space[Any]) -> tuple[Any, Any]:
-    """Lowest and highest action. Floats may leave their box, for many environments clip them, but must be finite."""
-    if isinstance(space, spaces.Discrete):
-        return space.start, space.start + space.n - 1
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.start, space.start + space.nvec - 1
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        largest = np.finfo(space.dtype).max
-        return -largest, largest
-    return (space.low, space.high) if isinstance(space, spaces.Box) else (0, 1)
-
-
 def _success(info: Mapping[str, Any]) -> np.ndarray | None:
     """What `info` says of success; NaN for members of whom it says nothing."""
     for key in _SUCCESS:
@@ -509,15 +498,3 @@ def _either(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray |
     if first is None or second is None:
         return second if first is None else first
     return np.where(np.isnan(first), second, first)
-
-
-def _leaves(tree: Tree) -> list[np.ndarray]:
-    return [leaf for part in tree.values() for leaf in _leaves(part)] if isinstance(tree, dict) else [tree]
-
-
-def _copied(tree: Tree) -> Tree:
-    return {key: _copied(part) for key, part in tree.items()} if isinstance(tree, dict) else tree.copy()
-
-
-def _same(one: Tree, other: Tree) -> bool:
-    return all(np.array_equal(a, b) for a, b in zip(_leaves(one), _leaves(other), strict=True))

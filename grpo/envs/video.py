@@ -1,4 +1,4 @@
-"""Films of episodes, with or without a screen: H.264 files for people, GIFs for loggers.
+"""Films of episodes, with or without a screen: H.264 files for people.
 
     env = gym.make("CartPole-v1", render_mode="rgb_array")
     record(env, act=lambda observation: 1, episodes=2, seeds=[0, 1], path=Path("play.mp4"))
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import itertools
 import os
 import subprocess
@@ -143,18 +142,6 @@ def write_video(frames: Iterable[np.ndarray], path: Path | str, fps: float) -> P
             process.wait()
             temporary.unlink(missing_ok=True)
     return path
-
-
-def gif_bytes(frames: Iterable[np.ndarray], fps: float) -> bytes:
-    """A GIF that loops; its clock ticks in hundredths of a second, and viewers slow down what is faster than two."""
-    from PIL import Image
-
-    images = [Image.fromarray(frame) for frame in frames]
-    if not images:
-        raise EnvError("no frames for a GIF")
-    file, pause = io.BytesIO(), max(2, round(100 / fps)) * 10
-    images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=pause, loop=0)
-    return file.getvalue()
 
 
 def can_show() -> bool:

@@ -13,7 +13,8 @@ from PIL import Image
 
 from grpo.envs import video
 from grpo.envs.fleet import EnvError
-from grpo.envs.video import can_show, draw_off_screen, frames_of, gif_bytes, record, write_video
+from grpo.envs.video import can_show, draw_off_screen, frames_of, record, write_video
+from grpo.run.sinks import moving_picture
 
 
 @pytest.fixture
@@ -122,9 +123,10 @@ def test_frames_kept_in_a_list_are_all_given():
     assert len(frames_of(env)) == 2
 
 
-def test_a_gif_has_every_frame_and_its_rate():
-    image = Image.open(io.BytesIO(gif_bytes(colours(4, 9, 11), fps=20)))
-    assert image.n_frames == 4 and image.size == (11, 9) and image.info["duration"] == 50
+def test_a_gif_of_a_film_has_every_frame_and_its_rate(tmp_path):
+    film = write_video(colours(4, 10, 12), tmp_path / "a.mp4", fps=20)
+    image = Image.open(io.BytesIO(moving_picture(film)))
+    assert image.n_frames == 4 and image.size == (12, 10) and image.info["duration"] == 50
 
 
 def forget_displays(monkeypatch):
