@@ -38,7 +38,7 @@ from grpo.config import GRPOConfig
 from grpo.core.kl import exact_entropy
 from grpo.models import moved
 from grpo.protocols import Collected, CollectRequest, Reference, State
-from grpo.rollouts import Rollouts, Scores
+from grpo.rollouts import Rollouts, Scores, by_cost
 from grpo.trainer import GRPOTrainer
 
 FLAT = (0.4,) * 5
@@ -120,9 +120,9 @@ class SoftmaxPolicy:
         """What is trained."""
         return {"logits": self.logits_V}
 
-    def split(self, rows: Sequence[int], limit: int) -> list[Sequence[int]]:
+    def split(self, rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
         """Parts of at most `limit` rows."""
-        return [rows[i : i + limit] for i in range(0, len(rows), limit)]
+        return by_cost([1] * len(rows), limit, halvings)
 
     def to(self, device: str) -> None:
         """Move there, before an optimizer is made."""

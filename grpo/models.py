@@ -19,7 +19,7 @@ from grpo.protocols import (
     State,
     expect_methods,
 )
-from grpo.rollouts import Rollouts, Scores
+from grpo.rollouts import Rollouts, Scores, by_cost
 
 
 def moved(model: Any, device: str) -> Any:
@@ -84,9 +84,9 @@ class ModelPolicy:
         """The model's tensors by name."""
         return self.model.get_parameters()
 
-    def split(self, rows: Sequence[int], limit: int) -> list[Sequence[int]]:
+    def split(self, rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
         """Parts of at most `limit` rows."""
-        return [rows[i : i + limit] for i in range(0, len(rows), limit)]
+        return by_cost([1] * len(rows), limit, halvings)
 
     def train(self) -> None:
         """Before an update."""

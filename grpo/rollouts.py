@@ -17,7 +17,7 @@ from typing import Any
 from grpo.core.arrays import Array, expect_finite, expect_ndim, expect_shape, is_torch, is_traced, namespace, zeros
 from grpo.core.reductions import Denominators
 
-__all__ = ["Denominators", "Rollouts", "Scores", "Status"]
+__all__ = ["Denominators", "Rollouts", "Scores", "Status", "by_cost"]
 
 
 class Status(IntEnum):
@@ -180,6 +180,24 @@ def row_index(rows: Sequence[int] | Array, like: Array) -> Array:
     """Row numbers as an array that can index `like`."""
     xp = namespace(like)
     return xp.as_tensor(rows, device=like.device) if is_torch(like) else xp.asarray(rows)
+
+
+def by_cost(cost_N: Sequence[int], limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
+    """Row numbers in order, in parts that cost at most `limit` (None: all together) halved `halvings` times.
+
+    A part holds at least one row: what a single row costs cannot be halved.
+    """
+    if limit is None and not halvings:
+        return [range(len(cost_N))]
+    budget = max((sum(cost_N) if limit is None else limit) >> halvings, 1)
+    parts: list[Sequence[int]] = []
+    first, spent = 0, 0
+    for row, cost in enumerate(cost_N):
+        if row > first and spent + cost > budget:
+            parts.append(range(first, row))
+            first, spent = row, 0
+        spent += cost
+    return [*parts, range(first, len(cost_N))]
 
 
 def alone(x: Array, mask_NT: Array, per_row: bool) -> Array:

@@ -69,6 +69,8 @@ class GRPOTrainer:
         self.optimizer = self._make_optimizer() if optimizer is None else self._checked(optimizer)
         self._nonfinite_in_a_row = 0
         self._without_gradient = False
+        self._halvings = 0
+        """Times that a pass ran out of memory."""
         for notice in self.recipe.notices():
             warnings.warn(notice, stacklevel=2)
 
@@ -210,20 +212,23 @@ class GRPOTrainer:
 
     def _gradients(self, batch: Experience) -> tuple[dict[str, float], Tensor]:
         """Loss, metrics, log-probs of the minibatch; gradients accumulated. Out of memory: again in smaller parts."""
-        limit = self.config.rows_per_microbatch or len(batch)
         while True:
+            parts = self.policy.split(batch.rollouts, self.config.microbatch, self._halvings)
             try:
-                return self._accumulated(batch, limit)
+                values, logp_NT = self._accumulated(batch, parts)
+                return values | ({"microbatch_halvings": float(self._halvings)} if self._halvings else {}), logp_NT
             except torch.OutOfMemoryError:
-                if limit <= 1:
+                if all(len(rows) == 1 for rows in parts):
                     raise
-                limit = (limit + 1) // 2
+            self._halvings += 1  # outside of `except`, which keeps the tensors of the pass that failed
+            warnings.warn("out of memory: micro-batches are half as large from here on, the gradient is the same",
+                          stacklevel=4)  # fmt: skip
 
-    def _accumulated(self, batch: Experience, limit: int) -> tuple[dict[str, float], Tensor]:
+    def _accumulated(self, batch: Experience, parts: Sequence[Sequence[int]]) -> tuple[dict[str, float], Tensor]:
         self._zero_grad()
         total: dict[str, Any] = {}
         logp: list[Tensor] = []
-        for rows in self.policy.split(range(len(batch)), limit):
+        for rows in parts:
             part = batch.select(rows)
             scores = self.policy.score(part.rollouts, entropy=bool(self.recipe.entropy_coef))
             terms = objective(scores, part, self.recipe)
@@ -234,7 +239,11 @@ class GRPOTrainer:
                 if value is not None:
                     total[name] = total[name] + value.detach() if name in total else value.detach()
             logp.append(scores.logp_NT.detach())
-        return {name: float(value) for name, value in total.items()}, torch.cat(logp)
+        values = {name: float(value) for name, value in total.items()}
+        if len(parts) == 1:
+            return values, logp[0]
+        order = torch.as_tensor([row for rows in parts for row in rows]).argsort()  # parts may come in any order
+        return values, torch.cat(logp)[order.to(logp[0].device)]
 
     def _zero_grad(self) -> None:
         for parameter in self.policy.parameters().values():

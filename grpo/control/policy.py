@@ -16,7 +16,7 @@ from grpo.control.networks import RecurrentNetwork, tensors
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
 from grpo.envs.spaces import Layout, each, flatten
-from grpo.rollouts import Rollouts, Scores
+from grpo.rollouts import Rollouts, Scores, by_cost
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class ActorPolicy:
         """What is trained."""
         return self._parameters
 
-    def split(self, rows: Sequence[int], limit: int) -> list[Sequence[int]]:
+    def split(self, rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
         """Parts of at most `limit` rows."""
-        return [rows[i : i + limit] for i in range(0, len(rows), limit)]
+        return by_cost([1] * len(rows), limit, halvings)
 
     def train(self) -> None:
         """The same as when playing: with dropout on, what is scored would be another policy than what played."""
