@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 
 from grpo.app.settings import preset_names
+from grpo.language import trl
 from grpo.recipes import table_markdown
 
 DOCS = Path(__file__).parent
@@ -39,6 +40,19 @@ what the table says.
 {tasks}
 """
 
+TRL = """\
+# TRL's settings
+
+What became of every field of TRL {version}'s `GRPOConfig`, its own and those it inherits, when it is given to
+`grpo.language.GRPOConfig`, in a YAML file or as a flag. The page is made from `grpo/language/trl.py` by
+`docs/make_pages.py`; `grpo config --dialects` prints the words of every system.
+
+A refused field is an error with its reason, unless the value is TRL's own default, which asks for nothing. A setting
+that cannot change anything where it is given (`ref_model_mixup_alpha` without a reference that follows) is an error
+too.
+
+{table}"""
+
 
 def control() -> str:
     """The control presets with what was measured of each."""
@@ -57,11 +71,18 @@ def control() -> str:
     return CONTROL.format(rollout=rollout, tasks="\n".join(parts)).rstrip() + "\n"
 
 
+def fields() -> str:
+    """TRL's fields and what became of each."""
+    told = json.loads((ROOT / "tests" / "unit" / "language" / "data" / "trl_1_16_fields.json").read_text("utf-8"))
+    return TRL.format(version=told["trl"], table=trl.table_markdown(told["fields"]))
+
+
 def pages() -> dict[Path, str]:
     """Every generated page and its current text."""
     return {
         DOCS / "recipes.md": RECIPES.format(table=table_markdown().strip()),
         DOCS / "control_presets.md": control(),
+        DOCS / "trl.md": fields(),
     }
 
 

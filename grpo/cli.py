@@ -1,4 +1,4 @@
-"""The command line: grpo train | eval | export | presets | config | doctor."""
+"""The command line: grpo train | eval | chat | export | presets | config | doctor."""
 
 import argparse
 import os
@@ -12,12 +12,14 @@ from grpo import __version__
 OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
 TRAIN = """\
-The first words are presets or YAML files, applied from left to right: a task first, then variations.
+The first words are presets, YAML files or a data file, applied from left to right: a task first, then variations.
 Any setting can follow as a flag, in our spelling or another system's, with - or _ :
 
   grpo train cartpole
   grpo train --env LunarLander-v3 --group-size 8 --starts 4
   grpo train bandit grpo_kl --beta 0.1 --epsilon 0.2 --num-generations 4 --loss-type dr_grpo
+  grpo train gsm8k --model PATH_OR_ID --num-generations 8 --use-wandb
+  grpo train my_data.jsonl --reward my_rewards.py:correctness --model PATH_OR_ID
   grpo train bandit my.yaml --set algorithm.kl_beta=0.02 --run.steps 200
   grpo train --resume runs/bandit-20261115-101500
 
@@ -29,12 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 bad settings, 75 preempted, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser, presets = _parser(), []
+    if words and words[0] == "doctor" and "--config" in words:  # what follows --config is read as `config` reads it
+        at = words.index("--config")
+        words = ["doctor", "--config", *words[1:at], *words[at + 1 :]]
+        while len(words) > 2 and not words[2].startswith("-"):
+            presets.append(words.pop(2))
     if words and words[0] in ("train", "config"):  # by hand: argparse would take a setting's value for a preset
         while len(words) > 1 and not words[1].startswith("-"):
             presets.append(words.pop(1))
     arguments, rest = parser.parse_known_args(words)
     arguments.presets = presets
-    if rest and arguments.run not in (_train, _config):
+    if rest and arguments.run not in (_train, _config) and not (arguments.run is _doctor and arguments.config):
         parser.error(f"unrecognised argument {rest[0]}")
     try:
         code = arguments.run(arguments, rest)
@@ -82,18 +89,29 @@ def _parser() -> argparse.ArgumentParser:
         "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
     )
 
-    looked = command("eval", _eval, "play a trained policy on fresh starts: a table with intervals, a video")
-    exported = command("export", _export, "write a trained policy as an ONNX file, checked against the original")
-    for made in (looked, exported):
+    looked = command("eval", _eval, "try what was trained on fresh starts or held-out prompts: a table with intervals")
+    talked = command("chat", _chat, "talk to a language model that was trained")
+    exported = command("export", _export, "write what was trained: a model's folder, or a policy as an ONNX file")
+    for made in (looked, talked, exported):
         made.add_argument("folder", type=Path, metavar="RUN", help="a run folder, e.g. runs/cartpole-20261115-101500")
         made.add_argument("--checkpoint", default="best", help="best (by evaluation), last, or a step's number")
-    looked.add_argument("--episodes", type=_count, default=20, help="how many (20)")
-    looked.add_argument("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
-    looked.add_argument("--seed", type=int, help="of the starts; by default ones that the run has never seen")
-    looked.add_argument("--render", action="store_true", help="show a window; without a display, write a video")
-    looked.add_argument("--video", nargs="?", const="", metavar="FILE", help="write one (RUN/eval.mp4)")
+    prompts = looked.add_argument_group("language models")
+    prompts.add_argument("--dataset", metavar="FILE", help="held-out rows, a file or a hub id (the run's own)")
+    prompts.add_argument("--samples", type=_count, metavar="K", help="answers to each prompt; 1: the likeliest tokens")
+    prompts.add_argument("--limit", type=_count, metavar="N", help="only the first N rows")
+    plays = looked.add_argument_group("control")
+    plays.add_argument("--episodes", type=_count, help="how many (20)")
+    plays.add_argument("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
+    plays.add_argument("--render", action="store_true", help="show a window; without a display, write a video")
+    plays.add_argument("--video", nargs="?", const="", metavar="FILE", help="write one (RUN/eval.mp4)")
+    plays.add_argument("--seed", type=int, help="of the starts; by default ones that the run has never seen")
     looked.add_argument("--json", action="store_true", help="print JSON")
-    exported.add_argument("--onnx", type=Path, metavar="FILE", help="where (RUN/policy.onnx)")
+    talked.add_argument("--system", metavar="TEXT", help="the system prompt (the run's own)")
+    talked.add_argument("--temperature", type=float, help="0: the likeliest tokens (the run's own)")
+    talked.add_argument("--message", metavar="TEXT", help="say this, print the answer and stop")
+    exported.add_argument("--onnx", type=Path, metavar="FILE", help="control: where (RUN/policy.onnx)")
+    exported.add_argument("--to", type=Path, metavar="FOLDER", help="language models: where (RUN/model)")
+    exported.add_argument("--merge", action="store_true", help="language models: an adapter goes into the weights")
 
     config = command(
         "config", _config, "print the resolved settings and where each came from", "PRESET|FILE … [--setting value …]"
@@ -106,8 +124,12 @@ def _parser() -> argparse.ArgumentParser:
     presets.add_argument(
         "--recipes", nargs="*", metavar="NAME", help="the algorithm table: what each variant fixes; all rows, or these"
     )
-    doctor = command("doctor", _doctor, "look at this machine: versions, device, extras, folders")
+    doctor = command("doctor", _doctor, "look at this machine, or with --config at a run that is planned")
     doctor.add_argument("--logdir", default="runs", metavar="FOLDER", help="where runs would be written")
+    doctor.add_argument(
+        "--config", action="store_true", help="then PRESET|FILE … [--setting value …]: try its rewards before training"
+    )
+    doctor.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")
     return parser
 
 
@@ -130,19 +152,47 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _eval(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from grpo.app.look import evaluate
+    from grpo.app import look
 
-    video = None if arguments.video is None else arguments.video or str(arguments.folder / "eval.mp4")
     a = arguments
-    print(evaluate(a.folder, a.checkpoint, a.episodes, not a.sampled, a.seed, a.json, a.render, video))
+    if _language(
+        a, for_prompts=("dataset", "samples", "limit"), for_others=("episodes", "sampled", "render", "video", "seed")
+    ):
+        print(look.evaluate_prompts(a.folder, a.checkpoint, a.dataset, a.samples, a.limit, a.json))
+        return OK
+    video = None if a.video is None else a.video or str(a.folder / "eval.mp4")
+    print(look.evaluate(a.folder, a.checkpoint, a.episodes or 20, not a.sampled, a.seed, a.json, a.render, video))
+    return OK
+
+
+def _chat(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.app.look import talk
+
+    talk(arguments.folder, arguments.checkpoint, arguments.system, arguments.temperature, arguments.message)
     return OK
 
 
 def _export(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from grpo.app.look import export
+    from grpo.app import look
 
-    print(export(arguments.folder, arguments.checkpoint, arguments.onnx or arguments.folder / "policy.onnx"))
+    a = arguments
+    if _language(a, for_prompts=("to", "merge"), for_others=("onnx",)):
+        print(look.save_model(a.folder, a.checkpoint, a.to or a.folder / "model", a.merge))
+    else:
+        print(look.export(a.folder, a.checkpoint, a.onnx or a.folder / "policy.onnx"))
     return OK
+
+
+def _language(arguments: argparse.Namespace, for_prompts: Sequence[str], for_others: Sequence[str]) -> bool:
+    """Whether the run is a language model's; flags that mean nothing for it are refused."""
+    from grpo.app.look import task_of
+
+    task = task_of(arguments.folder)
+    idle = for_others if task == "language" else for_prompts
+    for name in idle:
+        if getattr(arguments, name) not in (None, False):
+            raise ValueError(f"--{name} means nothing for a run of the task {task}; leave it out")
+    return task == "language"
 
 
 def _count(text: str) -> int:
@@ -176,8 +226,12 @@ def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _doctor(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from grpo.app.doctor import findings, report
+    from grpo.app.doctor import findings, preflight, report
 
+    if arguments.config:
+        sound, text = preflight(_resolved(arguments, rest))
+        print(text)
+        return OK if sound else FAILED
     found = findings(Path(arguments.logdir))
     print(report(found))
     return FAILED if any(item.level == "problem" for item in found) else OK
@@ -185,15 +239,22 @@ def _doctor(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
     from grpo.app.builders import configs
-    from grpo.app.settings import file_layer, flag_layer, preset_layer, resolve
+    from grpo.app.settings import DATA_FILES, data_layer, file_layer, flag_layer, preset_layer, resolve
 
     layers, flags = [], _flags(arguments.set, rest)
     names = [*getattr(arguments, "configs", []), *arguments.presets]
-    if not names and any(key in ("env", "task.env") for key, _ in flags):
+    given = {key.replace("-", "_").removeprefix("task.") for key, _ in flags}
+    if not names and "env" in given:
         names = ["control"]  # an environment alone says which task
+    elif not names and given & {"dataset", "model", "repo_id"}:
+        names = ["language"]
     for name in names:
-        is_file = name.endswith((".yaml", ".yml")) or os.sep in name
-        layers.append(file_layer(Path(name)) if is_file else preset_layer(name))
+        if name.endswith(DATA_FILES):
+            layers.append(data_layer(Path(name)))
+        elif name.endswith((".yaml", ".yml")) or os.sep in name:
+            layers.append(file_layer(Path(name)))
+        else:
+            layers.append(preset_layer(name))
     return resolve([*layers, flag_layer(flags)], configs())
 
 

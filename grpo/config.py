@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
-from grpo.dialects import Translation, spellings, translate
+from grpo.dialects import OWN, Translation, spellings, translate
 from grpo.recipes import RECIPES, Recipe, nearest, recipe, without_effect
 
 if TYPE_CHECKING:
@@ -113,6 +114,11 @@ class GRPOConfig(BaseModel):
         return self.num_iterations == 1 and not any(getattr(self, name) for name in MINIBATCHES)
 
     @property
+    def microbatch(self) -> int | None:
+        """Most that one forward and backward pass may hold, in what the policy counts; None: everything."""
+        return self.rows_per_microbatch
+
+    @property
     def idle(self) -> dict[str, str]:
         """Settings that were given and cannot change anything, each with what it would need."""
         idle = without_effect(self.algorithm, self.recipe)
@@ -132,7 +138,9 @@ class GRPOConfig(BaseModel):
     def but(self, **settings: Any) -> Self:
         """These settings with some changed."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "recipe"}
-        return type(self)(**given | self.recipe | settings)
+        words = signature(type(self).__init__).parameters["_dialect"].default  # what is here has been translated
+        changed, _ = translate(settings, words)
+        return type(self)(_dialect=OWN, **given | self.recipe | changed)
 
     def __getattr__(self, name: str) -> Any:
         if name in COLUMNS:

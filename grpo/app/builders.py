@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -10,11 +11,12 @@ from datetime import datetime
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from grpo.app.settings import Layer, Resolved, RunConfig, flag_layer, layer, resolve
+from grpo.app.settings import Layer, Resolved, flag_layer, layer, resolve
 from grpo.config import ConfigError, GRPOConfig
+from grpo.dialects import OWN
+from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
@@ -35,20 +37,36 @@ class Task:
     make: str = "make_trainer"
     extra: str = ""
     """What `pip install 'anygrpo[…]'` must bring first."""
+    dialect: str = "dreamer"
+    """What flags and keys outside a block are written in."""
+    needs: tuple[tuple[str, str], ...] = ()
+    """Settings without which nothing can run, each with what to do."""
 
     def settings(self) -> type[GRPOConfig]:
         """The room's settings class."""
-        found: type[GRPOConfig] = getattr(self._room(), self.config)
+        found: type[GRPOConfig] = self._named(self.config)
         return found
 
     def trainer(self, config: GRPOConfig) -> GRPOTrainer:
         """The room's trainer."""
-        make: Callable[[Any], GRPOTrainer] = getattr(self._room(), self.make)
+        self.expect_whole(config)
+        make: Callable[[Any], GRPOTrainer] = self._named(self.make)
         return make(config)
 
-    def _room(self) -> ModuleType:
+    def front_door(self) -> Any:
+        """The room's trainer class, for what a configuration alone cannot say."""
+        return self._named("GRPOTrainer")
+
+    def expect_whole(self, config: GRPOConfig) -> None:
+        """Make sure that what the room cannot do without is there."""
+        for name, remedy in self.needs:
+            if not getattr(config, name):
+                raise ConfigError(f"no {name} was named; {remedy}")
+
+    def _named(self, name: str) -> Any:
+        """Something of the room; loading it brings its libraries along."""
         try:
-            return import_module(self.module)
+            return getattr(import_module(self.module), name)
         except ModuleNotFoundError as error:
             if not self.extra or (error.name or "").startswith("grpo"):
                 raise
@@ -58,18 +76,29 @@ class Task:
 TASKS = {
     "bandit": Task("grpo.bandit", "BanditConfig"),
     "control": Task("grpo.control", "ControlConfig", extra="control"),
+    "language": Task(
+        "grpo.language",
+        "LanguageConfig",
+        extra="language",
+        dialect="trl",
+        needs=(
+            ("model", "give --model with a hub id, a folder or a .gguf file"),
+            ("dataset", "give --dataset with a file or a hub id, or name a data file first"),
+        ),
+    ),
 }
 
 
-def configs() -> dict[str, Callable[[], type[GRPOConfig]]]:
-    """How to get at each task's settings class; only the chosen one loads its libraries."""
-    return {name: task.settings for name, task in TASKS.items()}
+def configs() -> dict[str, Task]:
+    """Every task by name; only the chosen one loads its libraries."""
+    return dict(TASKS)
 
 
 def start(resolved: Resolved) -> int:
     """A new run; returns the exit code."""
 
     def begin() -> Summary:
+        TASKS[resolved.task].expect_whole(resolved.config)
         folder = _create(resolved)
         try:
             return _run(resolved, folder, resume=False)
@@ -89,11 +118,7 @@ def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
         if "logdir" in flagged.run:
             raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
         resolved = saved_settings(folder, flagged)
-        summary = _run(resolved, folder, resume=True, keep=bool(flagged.run))
-        if summary.step > resolved.run.steps:
-            done = f"{path} has done {summary.step} steps already"
-            raise ConfigError(f"{done}, more than run.steps={resolved.run.steps}; ask for more with --run.steps")
-        return summary
+        return _run(resolved, folder, resume=True, keep=bool(flagged.run))
 
     return _guarded(go_on)
 
@@ -101,7 +126,7 @@ def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
 def saved_settings(folder: RunFolder, *further: Layer) -> Resolved:
     """The settings of a run, from its folder."""
     saved = {key: value for key, value in folder.config.items() if key != "resolved"}
-    return resolve([layer(saved, f"{folder.path}/config.json"), *further], configs())
+    return resolve([layer({"dialect": OWN, **saved}, f"{folder.path}/config.json"), *further], configs())
 
 
 def _guarded(job: Callable[[], Summary]) -> int:
@@ -155,22 +180,29 @@ def _document(resolved: Resolved) -> dict[str, Any]:
 
 def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False) -> Summary:
     """The run; `keep`: how it is carried out changed, and the next resumption is to know."""
-    how = resolved.run
-    trainer = TASKS[resolved.task].trainer(resolved.config)
-    evaluate: Callable[[int], Any] | None = getattr(trainer.source, "evaluate", None)
-    if how.evaluate_every is not None and evaluate is None:
-        raise ConfigError(f"run.evaluate_every: the task {resolved.task} has no evaluation; leave it out")
-
-    def at(point: str) -> None:
-        nonlocal keep
-        if keep and point == "step":  # not earlier: now the run holds the lock and has accepted the settings
-            folder.write_config(_document(resolved))
-            keep = False
-
+    how, config = resolved.run, resolved.config
+    if hasattr(config, "run"):  # a room whose trainer writes models of its own wants to know where, and their name
+        config = config.but(output_dir=str(folder.path), run_name=resolved.name)
+    trainer: Any = TASKS[resolved.task].trainer(config)
     try:
-        return run(
+        evaluate: Callable[[int], Any] | None = getattr(trainer.source, "evaluate", None)
+        if how.evaluate_every is not None and evaluate is None:
+            raise ConfigError(f"run.evaluate_every: the task {resolved.task} has no evaluation; leave it out")
+        if how.evaluate_every is not None and getattr(trainer.source, "held_out", True) is None:
+            how = _without_evaluation(resolved)
+        steps = total_steps(trainer, how)
+        if hasattr(trainer, "schedule"):
+            trainer.schedule(steps)
+
+        def at(point: str) -> None:
+            nonlocal keep
+            if keep and point == "step":  # not earlier: now the run holds the lock and has accepted the settings
+                folder.write_config(_document(resolved))
+                keep = False
+
+        summary = run(
             trainer,
-            how.steps,
+            steps,
             folder,
             resume=resume,
             checkpoint_every=how.checkpoint_every,
@@ -180,13 +212,44 @@ def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False
             sample_every=how.sample_every,
             sinks=how.trackers,
             project=how.project,
+            log_every=how.log_every,
             evaluate=evaluate if how.evaluate_every else None,
             evaluate_every=how.evaluate_every,
             stop=partial(_enough, how),
+            failure_budget=how.failure_budget,
             at=at,
         )
+        if summary.step > steps:
+            done = f"{folder.path} has done {summary.step} steps already"
+            raise ConfigError(f"{done}, more than run.steps={steps}; ask for more with --run.steps")
+        if getattr(config, "push_to_hub", False) and summary.reason in ("done", "stopped"):
+            print(f"uploaded: {trainer.push_to_hub(folder.path / 'model')}")
+        return summary
     finally:
         trainer.source.close()
+
+
+def _without_evaluation(resolved: Resolved) -> RunConfig:
+    """There are no held-out rows: a preset's plan to look at them is given up, a user's is an error."""
+    planned = {"evaluate_every": None, "best_by": "reward", "stop_at": None}
+    for name in planned:
+        asked = not resolved.origins.get(f"run.{name}", "preset").startswith("preset")
+        if asked and (name == "evaluate_every" or "eval/" in resolved.run.best_by):
+            raise ConfigError(f"run.{name}: there are no held-out rows; give --eval-dataset, or leave it out")
+    judged = "eval/" in resolved.run.best_by
+    return resolved.run.model_copy(update=planned if judged else {"evaluate_every": None})
+
+
+def total_steps(trainer: GRPOTrainer, how: RunConfig) -> int:
+    """Steps of the run: as given, so many passes over the data, or 100."""
+    if how.steps is not None:
+        return how.steps
+    if how.num_train_epochs is None:
+        return 100
+    in_one: Callable[[], float] | None = getattr(trainer.source, "epoch_steps", None)
+    if in_one is None:
+        raise ConfigError("run.num_train_epochs: this task has no data set to pass over; use run.steps")
+    return math.ceil(how.num_train_epochs * in_one())
 
 
 def _enough(how: RunConfig, report: StepReport) -> bool:

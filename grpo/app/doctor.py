@@ -10,11 +10,15 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from grpo import __version__
 
+if TYPE_CHECKING:
+    from grpo.app.settings import Resolved
+
 EXTRAS = {
-    "language": ("transformers", "datasets", "peft", "accelerate"),
+    "language": ("transformers", "datasets", "peft", "accelerate", "math_verify"),
     "control": ("gymnasium", "pygame", "mujoco", "Box2D", "minigrid", "imageio_ffmpeg"),
     "envpool": ("envpool",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
@@ -105,3 +109,21 @@ def report(found: list[Finding]) -> str:
         remedy = f"   → {item.remedy}" if item.remedy else ""
         lines.append(f"{marks[item.level]} {item.what.ljust(width)}  {item.value}{remedy}")
     return "\n".join(lines)
+
+
+def preflight(resolved: Resolved) -> tuple[bool, str]:
+    """Whether a planned run looks sound to its room, and what was found; its trainer is built for it."""
+    from grpo.app.builders import TASKS  # here: the rest must work, and say so, where torch is missing
+    from grpo.config import ConfigError
+
+    trainer: Any = TASKS[resolved.task].trainer(resolved.config)
+    try:
+        if not hasattr(trainer, "preflight"):
+            raise ConfigError(f"the task {resolved.task} has no pre-flight; `grpo config` shows its settings")
+        found = trainer.preflight()
+    finally:
+        trainer.source.close()
+    marks = {"note": "·", "warning": "!", "problem": "✗"}
+    lines = [f"{marks[item.level]} {item.what}" + (f"   → {item.remedy}" if item.remedy else "") for item in found]
+    sound = not any(item.level == "problem" for item in found)
+    return sound, "\n".join([*lines, "ready" if sound else "not ready: mend what is marked ✗ first"])

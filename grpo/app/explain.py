@@ -8,9 +8,10 @@ import textwrap
 from dataclasses import fields
 from typing import Any
 
-from grpo.app.settings import Resolved, RunConfig, preset_names
+from grpo.app.settings import Resolved, preset_names
 from grpo.config import ConfigError, GRPOConfig
 from grpo.recipes import CHOICES, Recipe, nearest
+from grpo.run.config import RunConfig
 
 
 def presets_text() -> str:
@@ -46,7 +47,7 @@ def settings_text(task: str | None = None) -> str:
 
         if task not in configs():
             raise ConfigError(f"unknown task {task!r}{nearest(task, list(configs()))}; known: {', '.join(configs())}")
-        model = configs()[task]()
+        model = configs()[task].settings()
     blocks = {
         f"The algorithm ({model.__name__})": _model_rows(model),
         "Columns of the recipe; the default is the recipe's own": _recipe_rows(),

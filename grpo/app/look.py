@@ -1,4 +1,4 @@
-"""Looking at what a run learned: `grpo eval` and `grpo export`."""
+"""Looking at what a run learned: `grpo eval`, `grpo chat` and `grpo export`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from grpo.config import ConfigError
 from grpo.run import checkpoint
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
+from grpo.run.progress import printable
 from grpo.trainer import GRPOTrainer
 
 FRESH = 1_000_000
@@ -37,6 +38,36 @@ def trained(path: Path, which: str = "best") -> tuple[GRPOTrainer, checkpoint.Ch
         trainer.source.close()
         raise ConfigError(f"{path}: {error}; a run with an actor of your own is evaluated in Python") from None
     return trainer, found
+
+
+def task_of(path: Path) -> str:
+    """The task of a run, by its folder."""
+    try:
+        return str(RunFolder.open(path).config.get("task", ""))
+    except FolderError as error:
+        raise ConfigError(str(error)) from None
+
+
+def evaluate_prompts(
+    path: Path, which: str, dataset: str | None, samples: int | None, limit: int | None, as_json: bool
+) -> str:
+    """A trained model's answers to held-out prompts: accuracy, pass@k and rewards with 95 % intervals, or JSON."""
+    trainer, saved = trained(path, which)
+    judge: Any = trainer
+    try:
+        found = judge.evaluate_rows(dataset, samples, limit)
+    finally:
+        trainer.source.close()
+    rows, (prompts, each) = found.table(), found.length_PS.shape
+    if as_json:
+        about = {"run": str(path), "checkpoint": saved.step, "dataset": dataset, "prompts": prompts, "samples": each}
+        failures = {"failed": found.failed} | ({"why": found.why} if found.failed else {})
+        return json.dumps({**about, **failures, "results": rows}, indent=2)
+    answers = "the likeliest answer each" if each == 1 else f"{each} sampled answers each"
+    lines = [f"{path}, step {saved.step}, {prompts} held-out prompts, {answers}", _table(rows)]
+    if found.failed:
+        lines.append(f"{found.failed} of {prompts * each} answers failed and are not counted: {printable(found.why)}")
+    return "\n".join(lines)
 
 
 def evaluate(
@@ -101,3 +132,77 @@ def export(path: Path, which: str, target: Path) -> str:
     finally:
         trainer.source.close()
     return f"{made}: the policy of step {found.step}, checked with onnxruntime"
+
+
+def save_model(path: Path, which: str, target: Path, merge: bool) -> str:
+    """The model as a folder that transformers (or PEFT) loads."""
+    trainer, found = trained(path, which)
+    writes: Any = trainer
+    try:
+        made = writes.save_model(target, merge=merge)
+    finally:
+        trainer.source.close()
+    return f"{made}: the model of step {found.step}"
+
+
+# --- talking --------------------------------------------------------------------------------------------------------
+
+
+def talk(path: Path, which: str, system: str | None, temperature: float | None, message: str | None) -> None:
+    """A conversation on the terminal, with a run's model or one that `save_model` wrote; one message: its answer."""
+    speaker = _speaker(path, which)
+    drawn = {} if temperature is None else {"temperature": temperature}
+    beginning = [] if system is None else [{"role": "system", "content": system}]
+    try:
+        if message is not None:
+            _say(speaker.reply([*beginning, {"role": "user", "content": message}], **drawn))
+            return
+        print("Ctrl-D or /exit ends, /reset forgets what was said")
+        said = list(beginning)
+        while (line := _line()) not in (None, "/exit"):
+            if line == "/reset":
+                said = list(beginning)
+            elif line:
+                said.append({"role": "user", "content": line})
+                answer = speaker.reply(said, **drawn)
+                said.append({"role": "assistant", "content": answer})
+                _say(answer)
+    finally:
+        speaker.source.close()
+
+
+def _say(text: str) -> None:
+    """What a model wrote, line by line: it may hold anything, the terminal's own commands too."""
+    print("\n".join(printable(line) for line in text.split("\n")))
+
+
+def _line() -> str | None:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        print()
+        return None
+
+
+def _speaker(path: Path, which: str) -> Any:
+    """A trainer that can reply: of a run, or around the model in a folder."""
+    if (path / "run.json").exists():
+        if task_of(path) != "language":
+            raise ConfigError(f"{path}: the task {task_of(path)} has nobody to talk to")
+        return trained(path, which)[0]
+    adapter = path / "adapter_config.json"
+    if not adapter.exists() and not (path / "config.json").exists():
+        raise ConfigError(f"{path} is no run folder, nor a model's folder that save_model wrote")
+    given: dict[str, Any] = {"model": str(path)}
+    if adapter.exists():
+        given = {
+            "model": json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"],
+            "adapter": str(path),
+        }
+    config: Any = TASKS["language"].settings()
+    return TASKS["language"].front_door()(args=config(**given), reward_funcs=_nothing, train_dataset=[{"prompt": "?"}])
+
+
+def _nothing(completion: str) -> float:
+    """A reward nobody asks for: a model that is only talked to learns nothing."""
+    return 0.0

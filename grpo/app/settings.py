@@ -1,73 +1,67 @@
 """From presets, files and flags to one resolved configuration that knows where each setting came from.
 
-Order: defaults < presets and files from left to right < command line. Each layer is translated from its own dialect
-first: an `algorithm:` block speaks RLinf's, everything else the common words; `dialect:` names another.
+Order: defaults < presets and files from left to right < command line. Once it is known which task they are for, layers
+are translated: an `algorithm:` block speaks RLinf's dialect, everything else the task's; `dialect:` names another.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from grpo.app.files import parse_settings, read_settings
 from grpo.config import COLUMNS, ConfigError, GRPOConfig, one_line
-from grpo.dialects import spellings, translate
+from grpo.dialects import OWN, RUN, Spelling, read, spellings, translate_run
 from grpo.recipes import RECIPES, nearest
+from grpo.run.config import RunConfig
 
 ALGORITHM_DIALECT = "rlinf"
 """What an `algorithm:` block is written in unless it says otherwise."""
-PLAIN_DIALECT = "dreamer"
-"""What flags and keys outside a block are written in."""
+
+DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
+
+OF_THE_DATA = ("dataset_config", "dataset_split", "eval_dataset", "eval_split")
+"""Where a data set keeps its rows: what a preset says of that does not hold for another data set."""
 
 
-class RunConfig(BaseModel):
-    """How a run is carried out: nothing here changes what is learned."""
+class Room(Protocol):
+    """What a task must say for its settings to be read."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    @property
+    def dialect(self) -> str:
+        """What flags and keys outside a block are written in."""
+        ...
 
-    steps: int = Field(100, ge=1)
-    """Rollout-and-update steps in all."""
-    logdir: str = "runs/{name}-{timestamp}"
-    """The run's folder; {name} (of the preset, or the environment), {task}, {timestamp} and {seed} are filled in."""
-    checkpoint_every: int = Field(25, ge=1)
-    """Steps between checkpoints."""
-    keep_last: int = Field(2, ge=1)
-    """Newest checkpoints that are kept."""
-    keep_best: int = Field(1, ge=0)
-    """Best checkpoints that are kept beside them."""
-    best_by: str = "reward"
-    """The metric that decides which is best: the highest, or with a leading minus the lowest."""
-    evaluate_every: int | None = Field(None, ge=1)
-    """Steps between evaluations, where the task has one; None: never."""
-    stop_at: float | None = None
-    """Ends the run once `best_by` reaches this."""
-    env_steps: int | None = Field(None, ge=1)
-    """Ends the run after so many environment steps, where the task counts them."""
-    sample_every: int = Field(10, ge=1)
-    """Steps between samples of what was tried and how it was judged."""
-    trackers: tuple[str, ...] = ()
-    """Mirrors of the metrics: tensorboard, wandb, trackio. The run folder always has them."""
-    project: str | None = None
-    """The project's name at wandb or trackio; None: WANDB_PROJECT, TRACKIO_PROJECT, or grpo."""
+    def settings(self) -> type[GRPOConfig]:
+        """Its settings class."""
+        ...
+
+
+class Repeated(list[Any]):
+    """The values of a flag that was given several times."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings from one place, in our names."""
+    """Settings from one place, as they are written there; those of the run are in our names already."""
 
     origin: str
-    settings: dict[str, Any]
-    """Algorithm and task settings."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Of the algorithm and the task."""
+    algorithm: dict[str, Any] = field(default_factory=dict)
+    """Those in an `algorithm:` block."""
     run: dict[str, Any] = field(default_factory=dict)
     task: str | None = None
+    dialect: str | None = None
+    """What both are written in; None: see above."""
     spelled: dict[str, str] = field(default_factory=dict)
-    """Our name → the foreign key it was given as."""
+    """Our name of a run's setting → the foreign key it was given as."""
     firm: bool = True
     """Given by the user: a setting without effect is an error. A preset's is left out instead."""
 
@@ -83,10 +77,22 @@ class Resolved:
 
     @property
     def name(self) -> str:
-        """What a person would call it: the preset that chose the task, or the environment, or the task."""
-        own_env = not self.origins.get("env", "preset").startswith("preset")
-        preset = self.origins.get("task", "")
-        word = getattr(self.config, "env", "") if own_env else preset.removeprefix("preset ")
+        """What a person would call it: as asked for, or the preset, environment, data or model that it is about."""
+        origin = self.origins.get("task", "")
+        preset = origin.removeprefix("preset ")
+        chosen = [
+            name for name in ("env", "dataset", "model") if not self.origins.get(name, "preset").startswith("preset")
+        ]
+        own = {name: Path(str(getattr(self.config, name))) for name in chosen}
+        words = (
+            self.run.name,
+            str(own.get("env", "")),
+            preset if origin.startswith("preset ") and preset != self.task else "",
+            own.get("dataset", Path()).stem,
+            own.get("model", Path()).name,
+            preset,
+        )
+        word = next(filter(None, words), "")
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", word).strip("-.") or self.task
 
     def table(self) -> list[tuple[str, str, Any, str]]:
@@ -106,7 +112,7 @@ class Resolved:
         """What `grpo train FILE` would need to do the same again."""
         given = {name: value for _, name, value, origin in self.table() if origin != "default" and "." not in name}
         own = {n: v for n, v in given.items() if n in type(self.config).model_fields or n in self.config.recipe}
-        return {"task": self.task, **_plain(own), "run": _plain(self.run.model_dump())}
+        return {"task": self.task, "dialect": OWN, **_plain(own), "run": _plain(self.run.model_dump())}
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +145,7 @@ def preset_layer(name: str) -> Layer:
         raw = parse_settings(entry.read_text(encoding="utf-8"), f"preset {name}")
         return layer(raw, f"preset {name}", firm=False)
     if name in RECIPES:
-        return Layer(f"preset {name}", {"loss_type": name}, firm=False)
+        return Layer(f"preset {name}", {"loss_type": name}, dialect=OWN, firm=False)
     known = list(preset_names())
     raise ConfigError(f"there is no preset or file {name!r}{nearest(name, known)}; `grpo presets` lists them")
 
@@ -147,6 +153,13 @@ def preset_layer(name: str) -> Layer:
 def file_layer(path: Path) -> Layer:
     """A user's YAML file."""
     return layer(read_settings(path), str(path))
+
+
+def data_layer(path: Path) -> Layer:
+    """A data set by its file: prompts for a language model."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: there is no such file")
+    return Layer(str(path), {"dataset": str(path)}, task="language", dialect=OWN)
 
 
 def flag_layer(flags: Iterable[tuple[str, Any]]) -> Layer:
@@ -159,7 +172,9 @@ def flag_layer(flags: Iterable[tuple[str, Any]]) -> Layer:
             raise ConfigError(f"{key}: {block} is a value, not a block")
         inside = bool(block) and block not in ("run", "algorithm")  # a free block: nobody else knows the types
         listed = isinstance(value, str) and (value[:1] in ("[", "{") or inside)
-        target[name] = parse_settings(f"value: {value}", key)["value"] if listed else value
+        made = parse_settings(f"value: {value}", key)["value"] if listed else value
+        before = target.get(name)
+        target[name] = made if name not in target else Repeated([*_several(before), *_several(made)])
     return layer(raw, "command line")
 
 
@@ -175,57 +190,117 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
     for name, block in (("run", run), ("algorithm", algorithm)):
         if not isinstance(block, dict):
             raise ConfigError(f"{origin}: {name} must be a block of `key: value`, found {block!r}")
-    own = RunConfig.model_fields
-    run = {**run, **{key: raw.pop(key) for key in [k for k in raw if k in own]}}
-    unknown = [key for key in run if key not in own]
+    try:
+        rest, loose, done = translate_run(raw)
+        unknown, inside, more = translate_run(run)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    inside |= {"name": unknown.pop("name")} if "name" in unknown else {}
     if unknown:
-        raise ConfigError(f"{origin}: unknown setting 'run.{unknown[0]}'{nearest(unknown[0], list(own))}")
-    settings: dict[str, Any] = {}
-    spelled: dict[str, str] = {}
-    for block, language in ((raw, dialect or PLAIN_DIALECT), (algorithm, dialect or ALGORITHM_DIALECT)):
-        try:
-            ours, translations = translate(block, language)
-        except ValueError as error:
-            raise ConfigError(f"{origin}: {error}") from None
-        settings |= ours
-        spelled |= {name: item.key for item in translations for name in item.settings}
-    return Layer(origin, settings, run, task, spelled, firm)
+        word = next(iter(unknown))
+        raise ConfigError(f"{origin}: unknown setting 'run.{word}'{nearest(word, list(RunConfig.model_fields))}")
+    spelled = {name: item.key for item in (*more, *done) for name in item.settings}
+    return Layer(origin, rest, algorithm, inside | loose, task, dialect, spelled, firm)
+
+
+def _several(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 # --- resolving ------------------------------------------------------------------------------------------------------
 
 
-def resolve(layers: Sequence[Layer], configs: Mapping[str, Callable[[], type[GRPOConfig]]]) -> Resolved:
-    """One configuration from all layers; `configs` gives the settings class of each task."""
+def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
+    """One configuration from all layers; `rooms`: every task by name."""
     task = next((layer.task for layer in reversed(layers) if layer.task), None)
     if task is None:
         raise ConfigError(
-            f"no task was named; give one of {', '.join(configs)} first, e.g. `grpo train {next(iter(configs))}`"
+            f"no task was named; give one of {', '.join(rooms)} first, e.g. `grpo train {next(iter(rooms))}`"
         )
-    if task not in configs:
-        raise ConfigError(f"unknown task {task!r}{nearest(task, list(configs))}; known: {', '.join(configs)}")
+    if task not in rooms:
+        raise ConfigError(f"unknown task {task!r}{nearest(task, list(rooms))}; known: {', '.join(rooms)}")
+    model, dialect = rooms[task].settings(), rooms[task].dialect
     settings: dict[str, Any] = {}
     run: dict[str, Any] = {}
     origins: dict[str, str] = {}
     firm: set[str] = set()
+    yielding: dict[str, tuple[str, dict[str, Any]]] = {}
     for layer in layers:
-        for name, value in layer.settings.items():
+        ours, along, spelled = _translated(layer, dialect, model, settings)
+        yielding = {key: item for key, item in yielding.items() if key not in ours} | along
+        if ours.get("dataset", settings.get("dataset")) != settings.get("dataset"):
+            settings = {name: value for name, value in settings.items() if name in firm or name not in OF_THE_DATA}
+        for name, value in ours.items():
             settings[name] = value
-            key = layer.spelled.get(name, name)
-            origins[name] = layer.origin if key == name else f"{layer.origin} ({key})"
+            origins[name] = _from(layer, spelled.get(name, name), name)
             firm = firm | {name} if layer.firm else firm - {name}
         if layer.task:
             origins["task"] = layer.origin
+        for asked, instead in (("steps", "num_train_epochs"), ("num_train_epochs", "steps")):
+            if layer.run.get(asked) is not None and layer.run.get(instead) is None:
+                run.pop(instead, None)
+                origins.pop(f"run.{instead}", None)
         run |= layer.run
-        origins |= {f"run.{name}": layer.origin for name in layer.run}
-    model = configs[task]()
-    _expect_known(settings, model, origins)
+        origins |= {f"run.{name}": _from(layer, layer.spelled.get(name, name), name) for name in layer.run}
+    for key, (origin, along_with) in yielding.items():
+        for name in [name for name in along_with if name not in settings]:
+            settings[name], origins[name] = along_with[name], f"{origin} ({key})"
+    _expect_known(settings, model, origins, dialect)
+    origins = {name: value for name, value in origins.items() if name in settings or name == "task" or "." in name}
     return Resolved(task, _made(model, settings, firm, origins), _run_config(run), origins)
 
 
-def _expect_known(settings: Mapping[str, Any], model: type[GRPOConfig], origins: Mapping[str, str]) -> None:
+def _from(layer: Layer, key: str, name: str) -> str:
+    return layer.origin if key == name else f"{layer.origin} ({key})"
+
+
+def _translated(
+    layer: Layer, dialect: str, model: type[GRPOConfig], before: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, tuple[str, dict[str, Any]]], dict[str, str]]:
+    """A layer's settings in our names; those that go along with a key and yield to others; the keys as written."""
+    settings: dict[str, Any] = {}
+    along: dict[str, tuple[str, dict[str, Any]]] = {}
+    spelled: dict[str, str] = {}
+    for block, words in (
+        (layer.settings, layer.dialect or dialect),
+        (layer.algorithm, layer.dialect or ALGORITHM_DIALECT),
+    ):
+        try:
+            ours, soft, done = read(_settled(block, model, spellings(words)), words, before)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{layer.origin}: {error}") from None
+        settings |= {name: _fitting(name, value, model) for name, value in ours.items()}
+        for item in done:
+            along[item.key] = (layer.origin, {name: soft[name] for name in item.settings if name in soft})
+            spelled |= dict.fromkeys(item.settings, item.key)
+    return settings, along, spelled
+
+
+def _settled(block: dict[str, Any], model: type[GRPOConfig], known: Mapping[str, Spelling]) -> dict[str, Any]:
+    """Flags that were given several times: all values where the setting has several, else the last."""
+
+    def one(key: str, value: Any) -> Any:
+        name = known[key].becomes if key in known else key
+        return value if not isinstance(value, Repeated) else list(value) if _many(name, model) else value[-1]
+
+    return {key: one(key, value) for key, value in block.items()}
+
+
+def _fitting(name: str, value: Any, model: type[GRPOConfig]) -> Any:
+    """A single word where several are allowed."""
+    return (value,) if isinstance(value, str) and _many(name, model) else value
+
+
+def _many(name: str, model: type[GRPOConfig]) -> bool:
+    return name in model.model_fields and get_origin(model.model_fields[name].annotation) is tuple
+
+
+def _expect_known(
+    settings: Mapping[str, Any], model: type[GRPOConfig], origins: Mapping[str, str], dialect: str
+) -> None:
     known = [name for name in model.model_fields if name != "recipe"] + list(COLUMNS)
-    words = known + list(spellings(PLAIN_DIALECT)) + [f"run.{name}" for name in RunConfig.model_fields]
+    about_the_run = [*(f"run.{name}" for name in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
+    words = known + list(spellings(dialect)) + about_the_run
     for name in settings:
         if name not in known:
             raise ConfigError(f"{origins[name]}: unknown setting {name!r}{nearest(name, words)}")
@@ -234,7 +309,7 @@ def _expect_known(settings: Mapping[str, Any], model: type[GRPOConfig], origins:
 def _made(model: type[GRPOConfig], settings: dict[str, Any], firm: set[str], origins: dict[str, str]) -> GRPOConfig:
     """The task's configuration; what a preset brought and another layer made idle or impossible is left out."""
     try:
-        return model(**settings)
+        return model(_dialect=OWN, **settings)
     except ConfigError as error:
         soft = [name for name in settings if name not in firm]
         idle = [
@@ -248,9 +323,6 @@ def _made(model: type[GRPOConfig], settings: dict[str, Any], firm: set[str], ori
 
 
 def _run_config(run: dict[str, Any]) -> RunConfig:
-    run = dict(run)
-    if isinstance(run.get("trackers"), str):
-        run["trackers"] = tuple(word.strip() for word in run["trackers"].split(",") if word.strip())
     try:
         return RunConfig(**run)
     except ValidationError as error:

@@ -39,7 +39,7 @@ def run(
     folder: RunFolder,
     *,
     resume: bool | int = False,
-    checkpoint_every: int = 50,
+    checkpoint_every: int | None = 50,
     keep_last: int | None = 2,
     keep_best: int = 0,
     best_by: str = "reward",
@@ -47,6 +47,7 @@ def run(
     sample_groups: int | None = 4,
     sinks: Sequence[str | Sink] = (),
     project: str | None = None,
+    log_every: int = 1,
     progress: str | Progress | None = "auto",
     evaluate: Callable[[int], Mapping[str, Any]] | None = None,
     evaluate_every: int | None = None,
@@ -60,21 +61,26 @@ def run(
 
     resume: True goes on from the newest valid checkpoint (from the start where there is none), a number from the
         checkpoint of that step; settings other than `harmless` must then be those it was saved under.
+    checkpoint_every: steps between checkpoints (None: the last alone, which is always saved).
     keep_last, keep_best: checkpoints that stay: the newest (None: all), and those with the highest `best_by`, a metric
         (with a leading minus: the lowest).
     sample_every, sample_groups: which groups are kept to look at (None: never; all of the step).
-    sinks: mirrors of the metrics: `tensorboard`, `wandb`, `trackio`, or your own; `project`: its name there.
+    sinks: mirrors of the metrics: `tensorboard`, `wandb`, `trackio`, or your own; `project`: its name there;
+        `log_every`: steps between what they get (the last step too).
     progress: auto, live, plain, None.
     evaluate: gives further metrics for a step, every `evaluate_every` steps; never moves the training's randomness.
     stop: ends the run, with a checkpoint, once it returns True. failure_budget: share of samples that may fail.
     at: told each point of a save (`checkpoint.POINTS`) and each step's beginning (`step`).
     """
-    if steps < 1 or checkpoint_every < 1 or (evaluate is None) != (evaluate_every is None):
-        raise ValueError("run() needs steps ≥ 1, checkpoint_every ≥ 1, and evaluate together with evaluate_every")
+    every = steps if checkpoint_every is None else checkpoint_every
+    if steps < 1 or every < 1 or log_every < 1 or (evaluate is None) != (evaluate_every is None):
+        raise ValueError(
+            "run() needs steps, checkpoint_every and log_every ≥ 1, and evaluate together with evaluate_every"
+        )
     with ExitStack() as closing:
         closing.enter_context(locked(folder.path))
         closing.callback(folder.close)
-        session = Session(trainer, folder, keep_last, keep_best, best_by, failure_budget, at)
+        session = Session(trainer, folder, keep_last, keep_best, best_by, failure_budget, at, log_every)
         session.begin(resume, harmless)
         closing.callback(session.mirrors.close)
         session.mirrors.open(sinks, project)
@@ -96,10 +102,11 @@ def run(
             if stop is not None and stop(report):
                 session.end("stopped")
             judged = due and keep_best and best_by.removeprefix("-").startswith("eval/")
-            if report.step % checkpoint_every == 0 or judged:  # only what was evaluated can be the best
+            if report.step % every == 0 or judged:  # only what was evaluated can be the best
                 session.save()
         session.end("done" if trainer.steps_done >= steps else asked.reason or "done")
         session.save()
+        session.mirror_last()
         if curve:
             session.draw()
         if session.reason in ("done", "stopped"):

@@ -82,8 +82,9 @@ class Session:
         best_by: str,
         failure_budget: float,
         at: Callable[[str], None],
+        log_every: int = 1,
     ) -> None:
-        self.trainer, self.folder, self.at = trainer, folder, at
+        self.trainer, self.folder, self.at, self.log_every = trainer, folder, at, log_every
         self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
         self.budget = FailureBudget(failure_budget)
         self.watch = Stopwatch()
@@ -94,6 +95,7 @@ class Session:
         self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
         self._latest: Row = {}
         self._row: Row = {}
+        self._unmirrored = False
         self._saved: int | None = None
         self._unsaved = 0
         self._samples_off = False
@@ -169,8 +171,16 @@ class Session:
             self.folder.event(
                 report.step, "updates_skipped", f"{report.metrics['updates_skipped']:.0f} updates left out"
             )
-        self.mirrors.log(report.step, row)
+        self._unmirrored = report.step % self.log_every != 0 and evaluate is None
+        if not self._unmirrored:
+            self.mirrors.log(report.step, row)
         return row
+
+    def mirror_last(self) -> None:
+        """The last step, where the mirrors have not got it."""
+        if self._unmirrored:
+            self.mirrors.log(self._row["step"], self._row)
+            self._unmirrored = False
 
     def _full(self, step: int, error: OSError) -> None:
         """The disk takes no more lines: samples are given up first, then, after a few steps, the run."""
@@ -297,6 +307,7 @@ class Session:
     def _dump(self, error: Diverged) -> None:
         """The metrics and arrays of the step that did it, for looking at."""
         self.record(error.report, None)
+        self.mirror_last()
         self.folder.event(error.report.step, "diverged", str(error))
         shown = exhibit(error.report, self.trainer.source, None)
         self.folder.write_samples(error.report.step, *shown, kind="diverged")

@@ -1,6 +1,7 @@
 """The command's contract with a shell: what it prints, where, and the exit code."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -324,3 +325,153 @@ def test_the_room_explains_its_settings(capsys):
     assert "--group-by" in capsys.readouterr().out
     assert main(["presets"]) == 0
     assert "cartpole" in capsys.readouterr().out
+
+
+# --- language models ------------------------------------------------------------------------------------------------
+
+SMALL = "--num-generations 4 --prompts-per-step 2 --max-completion-length 6 --use-cpu --preflight false"
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    """A folder with a model, data, rewards and a run of two steps."""
+    pytest.importorskip("transformers")
+    from tests.unit.language.tiny import tiny_model, tiny_tokenizer
+
+    place = tmp_path_factory.mktemp("spoken")
+    tiny_model().save_pretrained(place / "small")
+    tiny_tokenizer().save_pretrained(place / "small")
+    rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
+    (place / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "judges.py").write_text(
+        "def digits(completion):\n    return sum(c.isdigit() for c in completion) / 6\n\n"
+        "def short(completion):\n    return -len(completion) / 6\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        flags = "--reward judges.py:digits --reward judges.py:short --num-train-epochs 0.5 --output-dir runs/s"
+        assert main(["train", "sums.jsonl", "--model", "./small", *SMALL.split(), *flags.split()]) == 0
+    return place
+
+
+def test_a_data_file_a_reward_and_a_model_are_a_run(spoken, monkeypatch, capsys):
+    monkeypatch.chdir(spoken)
+    config = json.loads(Path("runs/s/config.json").read_text())
+    assert (config["task"], config["dataset"], config["groups_per_step"]) == ("language", "sums.jsonl", 2)
+    assert config["rewards"] == ["judges.py:digits", "judges.py:short"]
+    lines = [json.loads(line) for line in Path("runs/s/metrics.jsonl").read_text().splitlines()]
+    assert [line["samples"] for line in lines] == [8, 8]  # half of eight prompts, two at a time
+    assert (Path("runs/s/model") / "config.json").exists()
+
+
+def test_held_out_prompts_are_judged(spoken, monkeypatch, capsys):
+    monkeypatch.chdir(spoken)
+    assert main(["eval", "runs/s", "--dataset", "sums.jsonl", "--samples", "4", "--limit", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["prompts"], found["samples"], found["checkpoint"]) == (3, 4, 2)
+    told = {row["quantity"]: row for row in found["results"]}
+    assert {"accuracy", "pass@2", "pass@4", "rewards/digits", "rewards/short"} <= {*told}
+    assert all(row["low"] <= row["mean"] <= row["high"] for row in told.values())
+    assert main(["eval", "runs/s", "--dataset", "sums.jsonl", "--limit", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("runs/s, step 2, 3 held-out prompts, the likeliest answer each") and "95 % interval" in out
+    assert "--episodes means nothing for a run of the task language" in refused(
+        capsys, *["eval", "runs/s", "--episodes", "3"]
+    )
+    assert main(["eval", "runs/s"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("grpo: there are no held-out rows")
+
+
+def test_a_model_is_talked_to(spoken, monkeypatch, capsys):
+    monkeypatch.chdir(spoken)
+    said = []
+    monkeypatch.setattr(
+        "grpo.language.trainer.GRPOTrainer.reply",
+        lambda self, messages, **drawn: said.append((list(messages), drawn)) or "a\x1b[2Jb\nc",
+    )
+    assert main(["chat", "runs/s", "--message", "hi", "--temperature", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and out.endswith("b\nc\n")
+    assert said.pop() == ([{"role": "user", "content": "hi"}], {"temperature": 0.0})
+    lines = iter(["one", "", "two", "/reset", "three", "/exit", "never"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    assert main(["chat", "runs/s/model", "--system", "be kind"]) == 0
+    roles = [[message["content"] for message in messages] for messages, _ in said]
+    assert roles == [
+        ["be kind", "one"], ["be kind", "one", "a\x1b[2Jb\nc", "two"], ["be kind", "three"],
+    ]  # fmt: skip
+
+
+def test_a_conversation_ends_with_the_input(spoken, monkeypatch, capsys):
+    monkeypatch.chdir(spoken)
+
+    def ended(prompt):
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ended)
+    assert main(["chat", "runs/s"]) == 0
+    assert "nor a model's folder" in refused(capsys, "chat", str(spoken))
+
+
+def test_a_trained_model_is_written_for_others(spoken, monkeypatch, capsys):
+    monkeypatch.chdir(spoken)
+    from transformers import AutoModelForCausalLM
+
+    assert main(["export", "runs/s", "--checkpoint", "last", "--to", "out"]) == 0
+    assert capsys.readouterr().out.endswith("out: the model of step 2\n")
+    assert AutoModelForCausalLM.from_pretrained("out").config.hidden_size == 32
+    assert "--onnx means nothing" in refused(capsys, *["export", "runs/s", "--onnx", "x"])
+
+
+def test_a_preset_on_rows_of_ones_own_gives_up_looking_at_held_out_ones_unless_asked(spoken, monkeypatch, capsys):
+    monkeypatch.chdir(spoken)
+    rows = [{"question": f"{n} and 1?", "answer": f"Add them. #### {n + 1}"} for n in range(4)]
+    Path("words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["train", "gsm8k", "--dataset", "words.jsonl", "--model", "./small", *SMALL.split(), "--steps", "1"]
+    assert main([*words, "--logdir", "runs/w"]) == 0
+    (line,) = [json.loads(line) for line in Path("runs/w/metrics.jsonl").read_text().splitlines()]
+    assert {"rewards/correctness/mean", "rewards/xml/mean"} <= {*line}
+    assert "best_by_missing" not in capsys.readouterr().out
+    assert main([*words, "--logdir", "runs/x", "--eval-steps", "1"]) == 2
+    assert "run.evaluate_every: there are no held-out rows; give --eval-dataset" in capsys.readouterr().err
+    shutil.copy("words.jsonl", "held.jsonl")
+    assert main([*words, "--logdir", "runs/y", "--eval-steps", "1", "--eval-dataset", "held.jsonl"]) == 0
+    (line,) = [json.loads(line) for line in Path("runs/y/metrics.jsonl").read_text().splitlines()]
+    assert line["eval/accuracy"] is not None
+
+
+def test_a_planned_run_is_looked_at(spoken, monkeypatch, capsys):
+    monkeypatch.chdir(spoken)
+    (spoken / "broken.py").write_text("def broken(completion):\n    return 1 / 0\n")
+    words = f"--model ./small {SMALL}".split()
+    assert main(["doctor", "--config", "sums.jsonl", "--reward", "broken.py:broken", *words]) == 1
+    assert "ZeroDivisionError" in (out := capsys.readouterr().out) and "not ready" in out
+    assert main(["doctor", "--config", "sums.jsonl", "--reward", "judges.py:digits", *words]) == 0
+    assert capsys.readouterr().out.endswith("ready\n")
+    assert "the task bandit has no pre-flight" in refused(capsys, "doctor", "--config", "bandit")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train gsm8k", "no model was named; give --model with a hub id, a folder or a .gguf file"),
+        ("train --model small", "no dataset was named; give --dataset"),
+        ("train nowhere.jsonl --model small", "nowhere.jsonl: there is no such file"),
+        ("train gsm8k --model m --per-device-train-batch-size 6", "give prompts_per_step=1 instead"),
+        ("train gsm8k --model m --deepspeed z.json", "deepspeed: not done here: a run is one process"),
+        ("train gsm8k --model m --num-generatons 4", 'did you mean "num_generations"'),
+        ("train bandit --num-train-epochs 2", "this task has no data set to pass over; use run.steps"),
+        ("chat nowhere", "nowhere is no run folder"),
+    ],
+)
+def test_mistakes_with_language_models_are_one_line_and_leave_no_folder(words, message, capsys, elsewhere):
+    more = ["--logdir", "runs/x"] if words.startswith("train") else []
+    assert message in refused(capsys, *words.split(), *more)
+    assert not Path("runs/x").exists()
+
+
+def test_config_shows_the_issue_s_command(capsys):
+    words = "--repo_id P --attn_mechanism vanilla --num-return-sequences 4 --total-batch-size 16 --use-wandb"
+    assert main(["config", "gsm8k", *words.split()]) == 0
+    out = capsys.readouterr().out
+    assert "command line (attn_mechanism)" in out and "command line (use_wandb)" in out and "preset gsm8k" in out

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from grpo.config import COLUMNS, ConfigError, GRPOConfig
-from grpo.dialects import COMMON, SYSTEMS, spellings, table_text, translate
+from grpo.dialects import COMMON, RUN, SYSTEMS, spellings, table_text, translate
+from grpo.language.config import LanguageConfig
 from grpo.recipes import RECIPES
+from grpo.run.config import RunConfig
 
 
 @pytest.mark.parametrize(
@@ -112,10 +114,17 @@ def test_switched_off_keys_are_not_read():
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_spelling_ends_in_a_setting(system):
     """The table is tested against the schema: no foreign key leads nowhere."""
-    known = {*GRPOConfig.model_fields, *COLUMNS}
+    schema = LanguageConfig if system == "trl" else GRPOConfig
+    known = {*schema.model_fields, *COLUMNS}
     for spelling in spellings(system).values():
-        assert {name.strip() for name in spelling.becomes.split(",")} <= known, spelling.key
-        assert spelling.key not in known or spelling.convert is not None, f"{spelling.key} is our own word"
+        names = {name.strip() for name in spelling.becomes.split(",")}
+        assert names <= known or (names == {""} and spelling.default), spelling.key
+        own = spelling.key in known and spelling.convert is None and spelling.together is None
+        assert not own, f"{spelling.key} is our own word"
+
+
+def test_every_word_about_the_run_ends_in_one_of_its_settings():
+    assert {spelling.becomes for spelling in RUN} <= {*RunConfig.model_fields}
 
 
 def test_dashes_are_underscores():
@@ -124,7 +133,7 @@ def test_dashes_are_underscores():
 
 def test_the_table_lists_every_spelling():
     text = table_text()
-    for spelling in (*COMMON, *(s for some in SYSTEMS.values() for s in some)):
+    for spelling in (*COMMON, *RUN, *(s for some in SYSTEMS.values() for s in some)):
         assert spelling.key in text
     with pytest.raises(ValueError, match='unknown dialect "rlinff"; did you mean "rlinf"'):
         spellings("rlinff")

@@ -7,9 +7,11 @@ import pytest
 from grpo.app.builders import configs
 from grpo.app.explain import presets_text, resolved_text, settings_text
 from grpo.app.files import MAX_BYTES, parse_settings, read_settings
-from grpo.app.settings import RunConfig, file_layer, flag_layer, preset_layer, preset_names, resolve
+from grpo.app.settings import data_layer, file_layer, flag_layer, preset_layer, preset_names, resolve
+from grpo.cli import _flags
 from grpo.config import COLUMNS, ConfigError, GRPOConfig
 from grpo.recipes import RECIPES
+from grpo.run.config import RunConfig
 
 TASKS = configs()
 
@@ -91,7 +93,7 @@ def test_lists_can_be_given_as_flags():
 
 
 def test_no_task_lists_the_tasks():
-    with pytest.raises(ConfigError, match="no task was named; give one of bandit, control first"):
+    with pytest.raises(ConfigError, match="no task was named; give one of bandit, control, language first"):
         resolved("rlinf_math")
 
 
@@ -185,3 +187,168 @@ def test_arguments_of_an_environment_are_read_as_yaml():
     flags = [("env", "CartPole-v1"), ("env_kwargs.sutton_barto_reward", "false")]
     made = resolve([preset_layer("control"), flag_layer(flags)], configs()).config
     assert made.env_kwargs == {"sutton_barto_reward": False}
+
+
+# --- language models ------------------------------------------------------------------------------------------------
+
+ISSUE = (
+    "--repo_id PATH --attn_mechanism vanilla --max-prompt-length 2048 --max-completion-length 1024 --beta 0.04 "
+    "--top-p 0.95 --top-k 50 --num-return-sequences 4 --xml-reward 0.125 --correctness-reward 2.0 "
+    "--total-batch-size 16 --learning-rate 1e-6 --num-train-epochs 3 --use-wandb"
+)
+EASYDEL = {
+    "gsm8k": ISSUE.replace("-", "_").replace("__", "--").replace("1e_6", "1e-6"),
+    "numinamath": "--repo_id PATH --attn_mechanism vanilla --max_prompt_length 2048 --max_completion_length 1024 "
+    "--beta 0.04 --top_p 0.95 --num_return_sequences 4 --total_batch_size 16 --learning_rate 1e-6 "
+    "--num_train_epochs 3 --use_wandb",
+}
+
+
+def language(*presets, **flags):
+    return resolved(*presets, flags=list(flags.items()))
+
+
+@pytest.mark.parametrize(
+    ("preset", "line"), [("gsm8k", ISSUE), *EASYDEL.items()], ids=["issue", "gsm8k page", "numinamath page"]
+)
+def test_the_printed_command_lines_resolve(preset, line):
+    got = resolved(preset, flags=_flags((), line.split()))
+    config = got.config
+    assert (config.model, config.attention, config.group_size, config.groups_per_step) == ("PATH", "eager", 4, 16)
+    assert (config.max_prompt_length, config.max_completion_length) == (2048, 1024)
+    assert (config.beta, config.top_p, config.learning_rate) == (0.04, 0.95, 1e-6)
+    assert (got.run.num_train_epochs, got.run.trackers, got.name) == (3, ("wandb",), preset)
+    assert config.rewards == ("correctness", "xml")
+    if preset == "gsm8k":
+        assert (config.top_k, config.xml_reward, config.correctness_reward) == (50, 0.125, 2.0)
+        assert (config.dataset, config.answer_after, config.prompt_column) == ("openai/gsm8k", "####", "question")
+
+
+def test_the_rlinf_block_applies_to_a_language_task(tmp_path):
+    got = resolved("gsm8k", "rlinf_math").config
+    assert (got.group_size, got.max_ratio, got.whiten, got.reduction, got.beta) == (
+        16, 5.0, "decisions", "token_mean", 0.0,
+    )  # fmt: skip
+    path = tmp_path / "that.yaml"
+    path.write_text("algorithm:\n  group_size: 16\n  kl_beta: 0.02\n  loss_type: actor\n  normalize_advantages: true\n")
+    got = resolve([preset_layer("gsm8k"), file_layer(path)], TASKS)
+    assert (got.config.group_size, got.config.beta, got.config.whiten) == (16, 0.02, "decisions")
+
+
+def test_completions_a_device_are_counted_in_the_groups_of_the_preset_below():
+    got = language("gsm8k", per_device_train_batch_size="8", gradient_accumulation_steps="2").config
+    assert (got.group_size, got.groups_per_step) == (4, 4)
+    got = language("gsm8k", per_device_train_batch_size="8", num_generations="2").config
+    assert (got.group_size, got.groups_per_step) == (2, 4)
+    with pytest.raises(ConfigError, match=r"command line: .* give prompts_per_step=1 instead"):
+        language("gsm8k", per_device_train_batch_size="6")
+
+
+def test_trl_s_words_are_for_language_tasks():
+    with pytest.raises(ConfigError, match="unknown setting 'per_device_train_batch_size'"):
+        language("bandit", per_device_train_batch_size="8")
+
+
+def test_words_about_the_run_are_read_in_files_flags_and_its_block(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text("save_steps: 7\nlogging_steps: 3\nrun:\n  max_steps: 9\n  name: mine\n")
+    got = resolve([preset_layer("bandit"), file_layer(path), flag_layer([("report-to", "tensorboard")])], TASKS)
+    assert (got.run.checkpoint_every, got.run.log_every, got.run.steps, got.name) == (7, 3, 9, "mine")
+    assert got.run.trackers == ("tensorboard",)
+    assert got.origins["run.checkpoint_every"] == f"{path} (save_steps)"
+    with pytest.raises(ConfigError, match=r"my.yaml: .*both set steps"):
+        path.write_text("run:\n  max_steps: 9\n  steps: 8\n")
+        file_layer(path)
+
+
+def test_a_preset_named_like_a_recipe_is_the_paper_s_and_a_loss_type_is_trl_s():
+    """A later layer's word wins, with what goes along with it; what others say stays."""
+    assert resolved("gsm8k", "dapo").config.algorithm.but(beta=0.0) == RECIPES["dapo"]
+    flagged = language("gsm8k", loss_type="dapo").config
+    assert (flagged.reduction, flagged.epsilon_high, flagged.drop_no_signal) == ("token_mean", None, False)
+    both = language("gsm8k", "dapo", loss_type="dapo", epsilon_high="0.28")
+    assert both.config.epsilon_high == 0.28 and not both.config.mask_truncated
+    assert both.origins["mask_truncated"] == "command line (loss_type)"
+    over = resolve([flag_layer([("loss_type", "dapo")]), preset_layer("gsm8k"), preset_layer("cispo")], TASKS).config
+    assert over.epsilon_high == 5.0
+
+
+def test_a_language_document_resolves_to_the_same(tmp_path):
+    import yaml
+
+    got = resolved("gsm8k", "dapo", flags=[("model", "m"), ("use_wandb", "true"), ("engine_kwargs.deadline", "9")])
+    path = tmp_path / "again.yaml"
+    path.write_text(yaml.safe_dump(got.document()))
+    again = resolve([file_layer(path)], TASKS)
+    assert again.config == got.config and again.run == got.run and again.config.engine_kwargs == {"deadline": 9}
+
+
+def test_repeated_flags_collect_where_a_setting_has_several_and_the_last_counts_elsewhere():
+    flags = [("reward", "a.py:f"), ("reward", "b.py:g"), ("beta", "0.1"), ("beta", "0.2"), ("stop", "END")]
+    got = resolved("language", flags=flags).config
+    assert (got.rewards, got.beta, got.stop) == (("a.py:f", "b.py:g"), 0.2, ("END",))
+    assert resolved("language", flags=[("rewards", "[xml, code]")]).config.rewards == ("xml", "code")
+
+
+def test_what_a_preset_says_of_its_own_data_does_not_hold_for_another():
+    own, other = language("gsm8k").config, language("gsm8k", dataset="my.jsonl").config
+    assert (own.dataset_config, own.eval_split) == ("main", "test")
+    assert (other.dataset_config, other.eval_split, other.answer_after) == (None, None, "####")
+    kept = language("gsm8k", dataset="my.jsonl", eval_split="train[:5]")
+    assert kept.config.eval_split == "train[:5]" and "dataset_config" not in kept.origins
+
+
+def test_a_data_file_is_a_language_task(tmp_path):
+    path = tmp_path / "my_data.jsonl"
+    with pytest.raises(ConfigError, match="there is no such file"):
+        data_layer(path)
+    path.write_text('{"prompt": "1+1="}\n')
+    got = resolve([data_layer(path)], TASKS)
+    assert (got.task, got.config.dataset, got.name) == ("language", str(path), "my_data")
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"model": "org/Small-1B"}, "Small-1B"),
+        ({"model": "org/Small-1B", "dataset": "org/data"}, "data"),
+        ({"model": "org/Small-1B", "run_name": "mine"}, "mine"),
+        ({"model_name": "my run"}, "my-run"),
+    ],
+    ids=str,
+)
+def test_a_run_is_called_as_asked_or_after_its_data_or_model(flags, name):
+    assert language("language", **flags).name == name
+    assert language("gsm8k", model="org/Small-1B").name == "gsm8k"
+
+
+def test_a_missing_model_is_told_with_the_remedy():
+    from grpo.app.builders import TASKS as rooms
+
+    with pytest.raises(ConfigError, match="no model was named; give --model with a hub id, a folder"):
+        rooms["language"].expect_whole(language("gsm8k").config)
+    with pytest.raises(ConfigError, match="no dataset was named; give --dataset"):
+        rooms["language"].expect_whole(language("language", model="m").config)
+
+
+def test_the_length_of_a_run_is_what_was_asked_for_last():
+    assert language("bandit").run.steps == 100
+    epochs = language("bandit", num_train_epochs="2").run
+    assert (epochs.steps, epochs.num_train_epochs) == (None, 2)
+    steps = language("gsm8k", max_steps="5").run
+    assert (steps.steps, steps.num_train_epochs) == (5, None)
+
+
+def test_steps_follow_from_epochs_where_there_is_data():
+    from types import SimpleNamespace
+
+    from grpo.app.builders import total_steps
+
+    endless, finite = (SimpleNamespace(source=SimpleNamespace(**some)) for some in ({}, {"epoch_steps": lambda: 2.5}))
+    assert total_steps(endless, RunConfig()) == 100 and total_steps(endless, RunConfig(steps=7)) == 7
+    assert total_steps(finite, RunConfig(num_train_epochs=3)) == 8
+    assert total_steps(finite, RunConfig(num_train_epochs=3, steps=2)) == 2
+    with pytest.raises(
+        ConfigError, match=r"run.num_train_epochs: this task has no data set to pass over; use run.steps"
+    ):
+        total_steps(endless, RunConfig(num_train_epochs=1))

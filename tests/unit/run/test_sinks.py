@@ -197,3 +197,32 @@ def test_one_that_cannot_show_is_not_asked_and_one_that_fails_is_left_out(film, 
     summary = run(trainer, 2, make_folder(tmp_path / "run"), sinks=[broken, blind], **QUICK)
     assert (summary.reason, summary.events) == ("done", {"sink_failed": 1})
     assert blind.closed and not broken.closed
+
+
+class Heard:
+    """A tracker that remembers the steps it was told of."""
+
+    def __init__(self):
+        self.steps = []
+
+    def log(self, step, metrics):
+        self.steps.append(step)
+
+    def close(self):
+        pass
+
+
+def test_a_mirror_gets_every_so_many_steps_what_was_evaluated_and_the_last(tmp_path):
+    heard, folder = Heard(), make_folder(tmp_path / "run")
+    run(make_trainer(), 8, folder, sinks=[heard], log_every=3, **QUICK)
+    assert heard.steps == [3, 6, 8] and len(folder.metrics()) == 8
+    heard = Heard()
+    judged = {"evaluate": lambda step: {"score": 1.0}, "evaluate_every": 4}
+    run(make_trainer(), 6, make_folder(tmp_path / "judged"), sinks=[heard], log_every=3, **QUICK, **judged)
+    assert heard.steps == [3, 4, 6]
+
+
+def test_without_checkpoints_in_between_the_last_is_saved(tmp_path):
+    folder = make_folder(tmp_path / "run")
+    summary = run(make_trainer(), 6, folder, **QUICK | {"checkpoint_every": None, "keep_last": None})
+    assert summary.checkpoint.name == "step-00000006" and len(list(folder.checkpoints.glob("step-*"))) == 1

@@ -1,0 +1,122 @@
+"""Words about the run: its folder, length, checkpoints, mirrors. They become fields of `grpo.run.config.RunConfig`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grpo.dialects.spelling import Settings, Spelling, absent, given, truth, whole
+
+RUN_NAMES = (
+    "steps", "num_train_epochs", "logdir", "checkpoint_every", "keep_last", "keep_best", "best_by", "evaluate_every",
+    "stop_at", "env_steps", "sample_every", "log_every", "failure_budget", "project",
+)  # fmt: skip
+"""Our own that are taken as they are. Not `name`, which is too plain a word outside a `run:` block."""
+
+MIRRORS = ("tensorboard", "wandb", "trackio")
+
+
+def _steps(name: str) -> Callable[[Any], Settings]:
+    """A number of steps; a share of the run is not known when it begins."""
+
+    def convert(value: Any) -> Settings:
+        if 0 < float(value) < 1:
+            raise ValueError(f"{value!r} is a share of the run; give a number of steps")
+        return {name: whole(value)}
+
+    return lambda value: {} if absent(value) else convert(value)
+
+
+def _strategy(name: str, never: Settings, remedy: str) -> Callable[[Any], Settings]:
+    """When something is done: by steps, or not at all."""
+
+    def convert(value: Any) -> Settings:
+        word = str(getattr(value, "value", value)).lower()
+        if word not in ("no", "steps", "false"):  # YAML reads `no` as false
+            raise ValueError(f"{value!r} is not done here: {remedy}, which counts steps")
+        return {} if word == "steps" else never
+
+    return convert
+
+
+def _trackers(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
+    """Mirrors from report_to, use_wandb and our own word, in one list; none beside some is a contradiction."""
+    lists = {key: _listed(key, value) for key, value in words.items() if key != "use_wandb"}
+    wandb = "use_wandb" in words and truth(words["use_wandb"])
+    if wandb:
+        lists["use_wandb"] = ("wandb",)
+    none = [key for key, names in lists.items() if not names]
+    if none and any(lists.values()):
+        some = next(key for key, names in lists.items() if names)
+        raise ValueError(f"{none[0]} says none and {some} asks for one: both set trackers; keep one of them")
+    every = tuple(dict.fromkeys(name for names in lists.values() for name in names))
+    return {key: {"trackers": every} for key in lists}
+
+
+def _listed(key: str, value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else [] if value is None else list(value)
+    names = tuple(str(part).strip() for part in parts if not absent(str(part).strip()))
+    if "all" in names:
+        raise ValueError(f"{key}=all is refused: name what is meant, of {', '.join(MIRRORS)}")
+    return names
+
+
+def _best(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
+    """metric_for_best_model, with greater_is_better as its sign."""
+    metric, greater = words.get("metric_for_best_model"), words.get("greater_is_better")
+    if absent(metric):
+        if greater is not None and not truth(greater):
+            raise ValueError("greater_is_better=false needs metric_for_best_model: of which metric")
+        return {}
+    name = "eval/" + str(metric).removeprefix("eval_") if str(metric).startswith("eval_") else str(metric)
+    low = not absent(greater) and not truth(greater)
+    return {"metric_for_best_model": {"best_by": f"-{name}" if low else name}}
+
+
+RUN = (
+    Spelling("output_dir", "logdir", "trainer_output; ours runs/{name}-{timestamp}", given("logdir", str)),
+    Spelling("save_directory", "logdir", "EasyDeL: a folder of runs", given("logdir", lambda at: f"{at}/{{name}}")),
+    Spelling("model_name", "name", "EasyDeL: what the run is called", given("name", str)),
+    Spelling("run_name", "name", "none", given("name", str)),
+    Spelling(
+        "max_steps",
+        "steps",
+        "-1: as num_train_epochs says. There an optimiser step counts, here a step of sampling and updates",
+        lambda value: {} if absent(value) or whole(value) <= 0 else {"steps": whole(value)},
+    ),
+    Spelling("save_steps", "checkpoint_every", "500; ours 25", _steps("checkpoint_every")),
+    Spelling(
+        "save_strategy",
+        "checkpoint_every",
+        "steps; no: the last alone, which is always saved",
+        _strategy("save_strategy", {"checkpoint_every": None}, "use save_steps (run.checkpoint_every)"),
+    ),
+    Spelling(
+        "save_total_limit",
+        "keep_last",
+        "none: all; ours 2, and the best",
+        lambda value: {"keep_last": None if absent(value) else whole(value)},
+    ),
+    Spelling("eval_steps", "evaluate_every", "as logging_steps; ours: never", _steps("evaluate_every")),
+    Spelling(
+        "eval_strategy",
+        "evaluate_every",
+        "no",
+        _strategy("eval_strategy", {"evaluate_every": None}, "use eval_steps (run.evaluate_every)"),
+    ),
+    Spelling("logging_steps", "log_every", "10; ours 1. The run folder has every step", _steps("log_every")),
+    Spelling(
+        "logging_strategy",
+        "trackers",
+        "steps; no: no tracker",
+        _strategy("logging_strategy", {"trackers": ()}, "use logging_steps (run.log_every)"),
+    ),
+    Spelling("report_to", "trackers", "none, as ours", together=_trackers),
+    Spelling("use_wandb", "trackers", "EasyDeL true; ours: no tracker unless asked for", together=_trackers),
+    Spelling("trackers", "trackers", "none", together=_trackers),
+    Spelling(
+        "metric_for_best_model", "best_by", "none: the loss; ours the reward", together=_best
+    ),
+    Spelling("greater_is_better", "best_by", "by the metric's name; ours true", together=_best),
+)  # fmt: skip
+"""TRL's, EasyDeL's and our own words, accepted wherever settings are read."""

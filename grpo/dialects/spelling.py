@@ -1,0 +1,119 @@
+"""What a foreign key is made of: its spelling, what it becomes, and the little converters that several keys share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from grpo.recipes import nearest
+
+Settings = dict[str, Any]
+Together = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Settings]]
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One foreign key: what it becomes, and how its system's default compares with ours."""
+
+    key: str
+    becomes: str
+    """Our settings, with commas; empty: it asks for nothing here (always so), or is refused."""
+    default: str = ""
+    """That system's default, and why ours departs from it where it does."""
+    convert: Callable[[Any], Settings] | None = None
+    """From the foreign value to our settings; None: the value as it is, under the name `becomes`."""
+    together: Together | None = None
+    """Instead, for keys that mean something only side by side: from those of them that are given, and our settings so
+    far, to our settings by key."""
+    refused: bool = False
+    """Any value but the system's own default is an error that gives `default` as the reason."""
+
+
+@dataclass(frozen=True)
+class Soft:
+    """A value that goes along with a key, and yields to any other key that sets the same."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What happened to one key."""
+
+    key: str
+    value: Any
+    settings: Settings
+
+
+def truth(value: Any) -> bool:
+    """A yes/no setting, also as text from a file or a command line."""
+    text = _text(value)
+    if text in ("true", "1", "yes", "on"):
+        return True
+    if text in ("false", "0", "no", "off", "none"):
+        return False
+    raise ValueError(f"expected true or false, got {value!r}")
+
+
+def absent(value: Any) -> bool:
+    """Whether a value says nothing: None, also as text."""
+    return value is None or (isinstance(value, str) and _text(value) in ("", "none", "null"))
+
+
+def choice(table: Mapping[str, Settings]) -> Callable[[Any], Settings]:
+    """One of a few words."""
+
+    def convert(value: Any) -> Settings:
+        word = _text(value)
+        if word not in table:
+            raise ValueError(f"{value!r} is not one of {', '.join(table)}{nearest(word, list(table))}")
+        return table[word]
+
+    return convert
+
+
+def given(name: str, make: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Settings]:
+    """The value under our name; None leaves our default."""
+    return lambda value: {} if absent(value) else {name: make(value)}
+
+
+def when(settings: Settings, otherwise: Settings | None = None) -> Callable[[Any], Settings]:
+    """A switch."""
+    return lambda value: {} if absent(value) else settings if truth(value) else otherwise or {}
+
+
+def always(key: str, note: str) -> Spelling:
+    """A switch that asks for what is done here anyway, or cannot be had otherwise and does no harm."""
+
+    def convert(value: Any) -> Settings:
+        if not absent(value):
+            truth(value)
+        return {}
+
+    return Spelling(key, "", note, convert)
+
+
+def refuse(key: str, why: str, *neutral: Any) -> Spelling:
+    """A key that is not done here. None and `neutral`, its system's default (false if not said), ask for nothing."""
+    passes = {"", "none", *map(_text, neutral or (False,))}
+
+    def convert(value: Any) -> Settings:
+        if _text(value) not in passes:
+            raise ValueError(f"not done here: {why}")
+        return {}
+
+    return Spelling(key, "", why, convert, refused=True)
+
+
+def whole(value: Any) -> int:
+    """A count, also as text."""
+    number = float(value)
+    if number != int(number):
+        raise ValueError(f"expected a whole number, got {value!r}")
+    return int(number)
+
+
+def _text(value: Any) -> str:
+    """As one would type it; members of an enumeration by their value."""
+    return str(getattr(value, "value", value)).strip().lower()

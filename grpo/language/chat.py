@@ -1,0 +1,208 @@
+"""Conversations as token ids: a prompt through the chat template, and what is put behind an answer in the next turn.
+
+A text prompt becomes one user message where the tokenizer has a chat template, so that a chat model is asked the way it
+was taught. What the model said is never tokenised again: `extend` gives only the ids that come after it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from grpo.config import ConfigError
+from grpo.language.engines import Tokens
+from grpo.language.samples import Message
+
+MARK = "0MARK0"
+"""Stands for an answer when only what the template puts around it is wanted."""
+LONGEST_END = 8
+"""Tokens that the end of a turn has at most."""
+TEMPLATE_REMEDY = "set tokenizer.chat_template, take an instruct model's tokenizer, or set skip_apply_chat_template"
+
+
+class Chat:
+    """A tokenizer with the way prompts are put to it."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        system_prompt: str | None = None,
+        skip: bool = False,
+        kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
+    ) -> None:
+        self.tokenizer, self.system_prompt, self.tools = tokenizer, system_prompt, list(tools or ()) or None
+        self.kwargs = dict(kwargs or {})
+        self.templated = not skip and bool(getattr(tokenizer, "chat_template", None))
+        """Whether prompts go through a chat template; else the model gets bare text."""
+        self._skip = skip
+        self._told: set[str] = set()
+        self._marks = self._template_tokens() if self.templated else ()
+
+    def render(self, prompt: str | Sequence[Message]) -> tuple[list[int], str, list[Message] | None]:
+        """The prompt's ids, its text, and the conversation it became (None: bare text)."""
+        if isinstance(prompt, str):
+            if self._looks_templated(prompt):
+                self._notice("prompts hold the chat template's own tokens already: they are left as they are")
+                return self.encode(prompt), prompt, None
+            messages = [{"role": "user", "content": prompt}]
+        else:
+            messages = [dict(message) for message in prompt]
+            if not (self.templated or self._skip):
+                raise ConfigError(
+                    f"the prompt is a conversation but the tokenizer has no chat template; {TEMPLATE_REMEDY}"
+                )
+        if self.system_prompt is not None:
+            if messages and messages[0].get("role") == "system":
+                self._notice("system_prompt is left out of prompts that begin with a system message of their own")
+            else:
+                messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        if not self.templated:
+            text = "\n".join(str(message["content"]) for message in messages)
+            return self.encode(text), text, None
+        text = self.apply(messages, answer=True)
+        return self.encode(text, bare=False), text, messages
+
+    def apply(self, messages: Sequence[Message], answer: bool) -> str:
+        """The conversation as the template writes it; `answer`: up to where the assistant is to go on."""
+        try:
+            goes_on = answer and messages[-1].get("role") == "assistant"
+            return self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=self.tools,
+                tokenize=False,
+                add_generation_prompt=answer and not goes_on,
+                continue_final_message=goes_on,
+                **self.kwargs,
+            )
+        except Exception as error:  # a template is a program: it may raise anything
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ConfigError(
+                f"the chat template does not take this conversation ({roles}): {_first(error)}"
+            ) from error
+
+    def encode(self, text: str, bare: bool = True) -> list[int]:
+        """Text as ids; `bare`: with what the tokenizer puts around a text by itself, unless it is there already."""
+        bos = self.tokenizer.bos_token
+        bare = bare and not (bos and text.startswith(bos))
+        return list(self.tokenizer(text, add_special_tokens=bare, verbose=False)["input_ids"])
+
+    def extend(self, ids: Sequence[int], messages: Sequence[Message], new: Sequence[Message]) -> list[int]:
+        """What comes after a sampled answer `ids` to `messages`: the end of its turn, `new`, the assistant's header.
+
+        An end-of-turn token that was sampled is not repeated; where none was (length limit, stop text) it is added.
+        """
+        if not self.templated:
+            return self._behind("\n".join(["", *(str(message["content"]) for message in new), ""]))
+        rest_ids = self._behind(self._after([*messages, {"role": "assistant", "content": MARK}, *new], answer=True))
+        said = [int(i) for i in ids[-LONGEST_END:]]
+        shared = next((n for n in range(len(said), 0, -1) if said[-n:] == rest_ids[:n]), 0)
+        return rest_ids[shared:]
+
+    def turn_end(self) -> str:
+        """What the template writes behind an answer; empty where it writes nothing."""
+        question = {"role": "user", "content": "?"}
+        return self._after([question, {"role": "assistant", "content": MARK}], answer=False) if self.templated else ""
+
+    def _after(self, messages: Sequence[Message], answer: bool) -> str:
+        """What the template writes behind the mark."""
+        _, mark, after = self.apply(messages, answer).rpartition(MARK)
+        if not mark:
+            raise ConfigError("the chat template leaves out earlier answers: it cannot be used for several turns")
+        return after
+
+    def _behind(self, text: str) -> list[int]:
+        """Text as ids behind other text: some tokenizers put a space before what begins a text."""
+        head, whole = self.encode(MARK, bare=False), self.encode(MARK + text, bare=False)
+        return whole[len(head) :] if whole[: len(head)] == head else self.encode(text, bare=False)
+
+    def _template_tokens(self) -> tuple[str, ...]:
+        """Special tokens that the template writes around a question; but for the one that begins a text, often <s>."""
+        try:
+            text = self.apply([{"role": "user", "content": MARK}], answer=True)
+        except ConfigError:  # a template that wants more than a question; the prompts will tell
+            return ()
+        if MARK not in text:
+            raise ConfigError(f"the chat template leaves out what the user says in plain text; {TEMPLATE_REMEDY}")
+        bos = self.tokenizer.bos_token
+        return tuple(token for token in self.tokenizer.all_special_tokens if token != bos and token in text)
+
+    def _looks_templated(self, text: str) -> bool:
+        begin = self.tokenizer.bos_token or MARK
+        return self.templated and (text.startswith(begin) or any(token in text for token in self._marks))
+
+    def _notice(self, text: str) -> None:
+        """Say it once."""
+        if text not in self._told:
+            self._told.add(text)
+            warnings.warn(text, stacklevel=3)
+
+
+def check_prefixes(chat: Chat, role: str = "user") -> str | None:
+    """None if a conversation only grows when a message of `role` follows an answer; else where the template breaks it.
+
+    In training the conversation grows by what was sampled. A template that writes earlier turns differently later on
+    (thinking left out) would show the trained model another conversation than the one it learned from.
+    """
+    if not chat.templated:
+        return None
+    question, new = {"role": "user", "content": "question"}, {"role": role, "content": "further"}
+    for said in ("plain answer", "<think>\nthoughts\n</think>\n\nanswer"):
+        answer = {"role": "assistant", "content": said}
+        try:
+            asked = chat.apply([question], answer=True)
+            answered = chat.apply([question, answer], answer=False)
+            later = chat.apply([question, answer, new], answer=True)
+        except ConfigError as error:
+            return str(error)
+        if "further" not in later:
+            return f"the chat template leaves out {role} messages"
+        if later.startswith(
+            asked + said
+        ):  # what is written around a last answer only (an empty thought) does not count
+            continue
+        for earlier, what in ((asked, "the question and the assistant's header"), (answered, "an answer")):
+            ids, later_ids = chat.encode(earlier, bare=False), chat.encode(later, bare=False)
+            if later_ids[: len(ids)] != ids:
+                same = next((i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), len(later))
+                return (
+                    f"the chat template writes {what} differently once a {role} message follows: "
+                    f"{earlier[same : same + 40]!r} becomes {later[same : same + 40]!r}"
+                )
+    return None
+
+
+def prepare_tokenizer(tokenizer: Any, model_config: Any = None, generation_config: Any = None) -> Tokens:
+    """Every id that ends a completion, and one to pad with (never a new one: embeddings keep their size)."""
+    eos: set[int] = set()
+    for holder in (tokenizer, model_config, generation_config):
+        found = getattr(holder, "eos_token_id", None)
+        eos.update(found if isinstance(found, list | tuple) else () if found is None else (found,))
+    turn_end = _turn_end_ids(tokenizer)
+    eos.update(turn_end)
+    if not eos:
+        raise ConfigError(
+            "the tokenizer has no end-of-sequence token, so that no completion could end; set tokenizer.eos_token"
+        )
+    pad, own, size = tokenizer.pad_token_id, tokenizer.eos_token_id, getattr(model_config, "vocab_size", None)
+    if pad is None or (size and pad >= size):  # a pad token without a row in the embeddings cannot be looked up
+        pad = min(eos) if own is None else own
+    end = turn_end[0] if turn_end else min(eos) if own is None else own
+    return Tokens(tokenizer, frozenset(eos), pad, end)
+
+
+def _turn_end_ids(tokenizer: Any) -> list[int]:
+    """The special token that the template ends an answer with, if it does."""
+    try:
+        chat = Chat(tokenizer)
+        first_ids = chat.encode(chat.turn_end().lstrip(), bare=False)[:1]
+    except ConfigError:  # a template that wants something else than question and answer
+        return []
+    return [i for i in first_ids if i in tokenizer.added_tokens_decoder]
+
+
+def _first(error: Exception) -> str:
+    """The first line of an error."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

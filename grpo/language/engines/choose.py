@@ -1,0 +1,43 @@
+"""The engine that a name stands for."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+from torch import nn
+
+from grpo.config import ConfigError
+from grpo.language.engines import Engine, Tokens
+from grpo.language.engines.hf import HFEngine
+from grpo.language.engines.inline import InlineEngine
+
+
+def make_engine(name: str, model: nn.Module, tokens: Tokens, **engine_kwargs: Any) -> Engine:
+    """auto: our own loop where the model allows it, else transformers' generate, with a notice."""
+    if name == "auto":
+        reason = InlineEngine.supports(model)
+        if reason:
+            warnings.warn(f"sampling with transformers' generate, our own loop cannot: {reason}", stacklevel=2)
+        name = "transformers" if reason else "inline"
+    kind = _kind(name)
+    known = inspect.signature(kind).parameters
+    wrong = set(engine_kwargs) - set(known)
+    if wrong and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+        takes = ", ".join(name for name in known if name not in ("model", "tokens"))
+        raise ConfigError(f"engine_kwargs: {name} does not take {', '.join(sorted(wrong))}; it takes {takes}")
+    engine: Engine = kind(model, tokens, **engine_kwargs)
+    return engine
+
+
+def _kind(name: str) -> Any:
+    if name == "inline":
+        return InlineEngine
+    if name == "transformers":
+        return HFEngine
+    if name == "vllm":
+        from grpo.language.engines.vllm import VLLMEngine
+
+        return VLLMEngine
+    raise ConfigError(f"engine={name}: use auto, inline, transformers or vllm")

@@ -1,0 +1,159 @@
+"""How well held-out prompts are answered: accuracy, pass@k and each reward's mean, with confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grpo.config import ConfigError
+from grpo.language.prompts import Prompts
+from grpo.language.rewards.maths import extract, same
+from grpo.language.samples import Sample
+from grpo.workers import Pool
+
+if TYPE_CHECKING:
+    from grpo.language.source import LanguageSource
+
+RESAMPLES = 2000
+EVALUATION = 1
+"""The stream of randomness; training has another."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """P held-out prompts with S samples each."""
+
+    right_PS: np.ndarray
+    """Whether each answer is right; NaN: nobody can tell."""
+    rewards: dict[str, np.ndarray]
+    """By function, (P, S); NaN: no opinion."""
+    length_PS: np.ndarray
+    failed: int = 0
+    why: str = ""
+    samples: tuple[Sample, ...] = ()
+
+    def quantities(self) -> dict[str, np.ndarray]:
+        """One value a prompt of everything that is told, by name."""
+        found: dict[str, np.ndarray] = {}
+        if not np.isnan(self.right_PS).all():
+            found["accuracy"] = _mean(self.right_PS)
+            for k in _powers(self.right_PS.shape[1]):
+                found[f"pass@{k}"] = pass_at(self.right_PS, k)
+        found |= {f"rewards/{name}": _mean(value_PS) for name, value_PS in self.rewards.items()}
+        return found | {"length": self.length_PS.mean(1)}
+
+    def metrics(self) -> dict[str, float | None]:
+        """Means, for a run's metrics."""
+        found: dict[str, float | None] = {
+            name: float(np.nanmean(v)) for name, v in self.quantities().items() if not np.isnan(v).all()
+        }
+        return found | ({"failed": float(self.failed)} if self.failed else {})
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row a quantity: mean, 95 % interval of the mean over prompts, spread, extremes."""
+        rows = []
+        for name, value_P in self.quantities().items():
+            known = value_P[~np.isnan(value_P)]
+            if len(known):
+                low, high = interval(known)
+                told = {"mean": known.mean(), "low": low, "high": high, "std": known.std()}
+                told |= {"min": known.min(), "max": known.max()}
+                rows.append({"quantity": name, **{key: float(value) for key, value in told.items()}})
+        return rows
+
+
+def evaluate(source: LanguageSource, prompts: Prompts, samples: int, limit: int | None, step: int) -> Evaluation:
+    """The policy's answers to the first `limit` prompts, judged. One sample: the likeliest tokens."""
+    chosen = prompts.first(limit)
+    sampling = replace(source.config.sampling, temperature=0.0) if samples == 1 else source.config.sampling
+    made, judged = source.judged(chosen, samples, sampling, EVALUATION, (0, 0))  # the same draws at every step
+    shape = (len(chosen), samples)
+    rewards = {name: judged.parts_NK[:, k].reshape(shape) for k, name in enumerate(source.rewards.names)}
+    own = [np.nan if sample.reward is None else sample.reward for sample in made]
+    rewards |= {"environment": np.array(own).reshape(shape)} if not np.isnan(own).all() else {}
+    failed = [sample.error for sample in made if sample.error is not None]
+    return Evaluation(
+        right_PS=right(made, source.config.eval_by, source.config.reward_timeout).reshape(shape),
+        rewards=rewards,
+        length_PS=np.array([sample.length for sample in made], dtype=float).reshape(shape),
+        failed=len(failed),
+        why=failed[0] if failed else "",
+        samples=tuple(made),
+    )
+
+
+def right(samples: list[Sample], by: str | None, timeout: float) -> np.ndarray:
+    """1 for a right answer, 0 for a wrong one, NaN where nobody can tell.
+
+    by: the reward whose positive value means right; None: the lenient comparison of the last answer in the text with
+    the row's own, so that a gain in format does not count; rows without an answer go by their first reward.
+    """
+    first = next(iter(samples[0].rewards), None)
+    if by is not None and by not in samples[0].rewards:
+        raise ConfigError(f"eval_by={by} is none of the rewards: {', '.join(samples[0].rewards)}")
+    if by is None and any(sample.prompt.columns.get("answer") is None for sample in samples):
+        by = first
+    if by is not None:
+        given = [sample.rewards[by] for sample in samples]
+        return np.array([np.nan if value is None else float(value > 0) for value in given])
+    pairs = [(sample.text, str(sample.prompt.columns["answer"])) for sample in samples]
+    found = np.full(len(pairs), np.nan)
+    hard = []
+    for row, pair in enumerate(pairs):
+        if simple(pair):
+            found[row] = agrees(pair)
+        else:
+            hard.append(row)
+    if hard:  # algebra may hang: elsewhere, with a time limit
+        with Pool(agrees, workers=1, timeout=timeout) as pool:
+            for row, outcome in zip(hard, pool.map([pairs[row] for row in hard]), strict=True):
+                found[row] = float(outcome.value) if outcome.ok else 0.0
+    return found
+
+
+def agrees(pair: tuple[str, str]) -> float:
+    """1 where the text's answer is the reference."""
+    answer = extract(pair[0])
+    return float(answer is not None and same(answer, pair[1]))
+
+
+def simple(pair: tuple[str, str]) -> bool:
+    """Whether both sides are plain numbers or words, which are compared without algebra."""
+    answer = extract(pair[0]) or ""
+    return not any(mark in answer + pair[1] for mark in "\\^{}()*") and len(answer) < 100
+
+
+def pass_at(right_PS: np.ndarray, k: int) -> np.ndarray:
+    """Chance that at least one of k answers, drawn from the S there are, is right: 1 − C(S−c, k) / C(S, k)."""
+    count = right_PS.shape[1]
+    total = math.comb(count, k)
+    return np.array([1 - math.comb(count - int(c), k) / total for c in np.nansum(right_PS, axis=1)])
+
+
+def interval(value_P: np.ndarray, resamples: int = RESAMPLES) -> tuple[float, float]:
+    """95 % interval of the mean: Wilson's for a proportion of ones, else a bootstrap over prompts."""
+    count, mean = len(value_P), float(value_P.mean())
+    if np.isin(value_P, (0.0, 1.0)).all():
+        z = 1.96
+        middle, spread = mean + z**2 / (2 * count), z * math.sqrt(mean * (1 - mean) / count + z**2 / (4 * count**2))
+        return max((middle - spread) / (1 + z**2 / count), 0.0), min((middle + spread) / (1 + z**2 / count), 1.0)
+    random = np.random.default_rng(0)
+    means = value_P[random.integers(0, count, (resamples, count))].mean(1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _mean(value_PS: np.ndarray) -> np.ndarray:
+    """Over samples, of those with an opinion; NaN where none has one."""
+    known = ~np.isnan(value_PS)
+    total = np.where(known, value_PS, 0.0).sum(1)
+    return np.where(known.any(1), total / np.maximum(known.sum(1), 1), np.nan)
+
+
+def _powers(count: int) -> list[int]:
+    """2, 4, 8, … up to the number of samples, and that number."""
+    found = [2**n for n in range(1, count.bit_length()) if 2**n < count]
+    return [*found, count] if count > 1 else []

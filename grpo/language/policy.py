@@ -1,0 +1,254 @@
+"""A causal language model as the policy: log-probs of sampled tokens, at the sampling temperature, in float32.
+
+`[tokens, vocabulary]` is never built for more than a tile of tokens: the module's body gives hidden states, and its
+head is applied tile by tile, computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from grpo.config import ConfigError
+from grpo.language.packing import fill, lay_out
+from grpo.language.samples import Prompt, Sample
+from grpo.rollouts import Rollouts, Scores
+
+TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
+"""Size of the float32 logits of one tile. On a CPU above the size from which memory goes back to the system at once."""
+BUDGET = {"cpu": 4096}
+"""Tokens of a pass unless the settings say otherwise; 32,768 elsewhere."""
+
+
+class Scorer:
+    """Log-probs of samples under one module."""
+
+    def __init__(
+        self, model: Any, temperature: float, packing: str = "auto", budget: int | None = None, pad: int = 0
+    ) -> None:
+        self.model, self.temperature, self.pad = model, temperature, pad
+        causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.body, self.head = causal.base_model, causal.get_output_embeddings()
+        self._causal, self._after = causal, _after_head(causal.config.get_text_config())
+        self.device = next(model.parameters()).device
+        self.budget = budget or BUDGET.get(self.device.type, 32_768)
+        self._whole = not self._agrees()
+        self.packing = self._choose() if packing == "auto" else packing
+        if self._whole:
+            warnings.warn(
+                f"{type(causal).__name__} does more with its head than this room knows: its logits are made whole, "
+                "which takes more memory",
+                stacklevel=3,
+            )
+
+    def __call__(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
+        """(N, T) of the tokens that were sampled, 0 elsewhere."""
+        laid = lay_out(samples, steps, self.packing, self.pad, self.device)
+        arguments: dict[str, Any] = {"input_ids": laid.input_ids, "position_ids": laid.position_ids, "use_cache": False}
+        if laid.sees is not None:
+            arguments["attention_mask"] = self._mask(laid.sees)
+        if self._whole:
+            out_LV = self._causal(**arguments).logits.flatten(0, 1)[laid.at_M]
+            logp_M, entropy_M = self._of_logits(out_LV, laid.target_M, entropy)
+        else:
+            hidden_MD = self.body(**arguments).last_hidden_state.flatten(0, 1)[laid.at_M]
+            logp_M, entropy_M = self._tiled(hidden_MD, laid.target_M, entropy)
+        shape = (len(samples), steps)
+        return Scores(
+            _scattered(logp_M, laid.cell_M, shape), _scattered(entropy_M, laid.cell_M, shape) if entropy else None
+        )
+
+    def in_parts(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
+        """The same without gradient, in passes of at most `budget` tokens; out of memory: in smaller ones."""
+        halvings = 0
+        while True:
+            parts = self.split(samples, None, halvings)
+            try:
+                with torch.no_grad():
+                    found = [self([samples[row] for row in rows], steps, entropy) for rows in parts]
+                break
+            except torch.OutOfMemoryError:
+                if all(len(rows) == 1 for rows in parts):
+                    raise
+            halvings += 1
+        order = torch.as_tensor([row for rows in parts for row in rows]).argsort().to(self.device)
+        entropy_NT = torch.cat([s.entropy_NT for s in found if s.entropy_NT is not None])[order] if entropy else None
+        return Scores(torch.cat([s.logp_NT for s in found])[order], entropy_NT)
+
+    def split(self, samples: Sequence[Sample], limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
+        """Rows of passes of at most `limit` tokens."""
+        budget = max((limit or self.budget) >> halvings, 1)
+        return fill(samples, budget, self.packing)
+
+    def _tiled(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        columns = self.head.weight.shape[0]
+        tile = max(TILE_BYTES.get(self.device.type, TILE_BYTES["cuda"]) // (4 * columns), 16)
+        found = []
+        for hidden, target in zip(torch.split(hidden_MD, tile), torch.split(target_M, tile), strict=True):
+            again = torch.is_grad_enabled()  # a tile's logits are not kept for the backward pass but computed again
+            made = (
+                checkpoint(self._of_hidden, hidden, target, entropy, use_reentrant=False)
+                if again
+                else self._of_hidden(hidden, target, entropy)
+            )
+            found.append(made)
+        logp, entropies = zip(*found, strict=True)
+        return torch.cat(logp), torch.cat(entropies)
+
+    def _of_hidden(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        return self._of_logits(self._after(self.head(hidden_MD)), target_M, entropy)
+
+    def _of_logits(self, logits_MV: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        if logits_MV.dtype != torch.float64:
+            logits_MV = logits_MV.float()
+        if self.temperature != 1.0:
+            logits_MV = logits_MV / self.temperature
+        total_M = logits_MV.logsumexp(-1)
+        logp_M = logits_MV.gather(-1, target_M[:, None])[:, 0] - total_M
+        if not entropy:
+            return logp_M, logp_M
+        p_MV = (logits_MV - total_M[:, None]).exp()
+        return logp_M, total_M - (p_MV * logits_MV).sum(-1)
+
+    def _mask(self, sees: Tensor) -> Tensor:
+        """What is added to attention scores."""
+        dtype = next(self.body.parameters()).dtype
+        if torch.is_autocast_enabled(self.device.type):
+            dtype = torch.get_autocast_dtype(self.device.type)
+        return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)[
+            :, None
+        ]
+
+    def _choose(self) -> str:
+        """Packed where the attention implementation knows it, shared prompts where it takes masks, else padded."""
+        config = self._causal.config
+        if str(getattr(config, "_attn_implementation", "")).startswith("flash"):
+            return "packed"
+        text = config.get_text_config()
+        window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+        return "padded" if window or not self._takes_masks() else "shared"
+
+    @torch.no_grad()
+    def _takes_masks(self) -> bool:
+        """Whether completions that share a prompt get the numbers they get alone; not every architecture can."""
+        prompt = Prompt(0, [3, 4, 5], "", None)
+        ids = [torch.tensor([4, 3]), torch.tensor([5, 4, 3])]
+        rows = [Sample(prompt, t, torch.ones(len(t), dtype=torch.bool), None, "eos", "") for t in ids]
+        found = []
+        with mode_of(self.model, False):
+            for self.packing in ("padded", "shared"):
+                try:
+                    found.append(self(rows, 3).logp_NT)
+                except (RuntimeError, ValueError, TypeError, IndexError):
+                    return False
+        return bool(torch.allclose(found[0], found[1], rtol=1e-2, atol=1e-2))
+
+    @torch.no_grad()
+    def _agrees(self) -> bool:
+        """Whether head(body(x)) are the module's own logits; a module that looks ahead is refused here."""
+        ids = torch.arange(4, device=self.device)[None] % self._causal.config.get_text_config().vocab_size
+        with mode_of(self.model, False):
+            own = self._causal(input_ids=ids, use_cache=False).logits
+            other = self._causal(input_ids=ids * torch.tensor([1, 1, 1, 0], device=ids.device), use_cache=False).logits
+            gap = (own - other)[:, :3].abs().max() / own.float().std().clamp(min=1e-6)
+            if gap > (1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2):
+                raise ConfigError(
+                    f"{type(self._causal).__name__} is not a causal language model: what it predicts depends on later "
+                    "tokens; name one that is trained to continue text"
+                )
+            try:
+                hidden = self.body(input_ids=ids, use_cache=False).last_hidden_state
+                mine = self._after(self.head(hidden))
+            except (AttributeError, TypeError, RuntimeError):
+                return False
+        return mine.shape == own.shape and bool(torch.allclose(mine.float(), own.float(), rtol=1e-2, atol=1e-2))
+
+
+class LanguagePolicy:
+    """The trained module: what can be learned of it, and its log-probs."""
+
+    def __init__(self, model: Any, scorer: Scorer, checkpointing: bool = False, autocast: torch.dtype | None = None):
+        self.model, self.scorer = model, scorer
+        self.version = 0
+        self._autocast = autocast
+        without_dropout(model)
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def score(self, rows: Rollouts, entropy: bool = False) -> Scores:
+        """Log-probs of the sampled tokens; with gradient in one pass, without in as many as they need."""
+        steps = int(rows.mask_NT.shape[1])
+        with self.precision():
+            if torch.is_grad_enabled():
+                return self.scorer(rows.inputs, steps, entropy)
+            return self.scorer.in_parts(rows.inputs, steps, entropy)
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What is trained: all weights, or an adapter's."""
+        return self._parameters
+
+    def split(self, rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
+        """Parts of at most `limit` tokens, padding included."""
+        return self.scorer.split(rows.inputs, limit, halvings)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The arithmetic that sampling and scoring share: float32 weights in lower precision where that was asked."""
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self.scorer.device.type, self._autocast)
+
+    def train(self) -> None:
+        """Training mode, which gradient checkpointing needs; there is no dropout that it could switch on."""
+        self.model.train()
+
+    def eval(self) -> None:
+        """Before sampling."""
+        self.model.eval()
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Dropout 0 everywhere: a policy that is scored with other units than it sampled with is another policy."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "attn_dropout", "activation_dropout", "resid_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+@contextmanager
+def mode_of(model: nn.Module, training: bool) -> Iterator[None]:
+    """The module in one mode, then in the one it was in."""
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+def _after_head(config: Any) -> Callable[[Tensor], Tensor]:
+    """What known architectures do with their logits."""
+    cap, scale = getattr(config, "final_logit_softcapping", None), getattr(config, "logit_scale", None)
+    divide = getattr(config, "logits_scaling", None)
+
+    def after(logits: Tensor) -> Tensor:
+        if scale is not None:
+            logits = logits * scale
+        if divide is not None:
+            logits = logits / divide
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    return after
+
+
+def _scattered(value_M: Tensor, cell_M: Tensor, shape: tuple[int, int]) -> Tensor:
+    flat = torch.zeros(shape[0] * shape[1], dtype=value_M.dtype, device=value_M.device)
+    return flat.scatter(0, cell_M, value_M).reshape(shape)

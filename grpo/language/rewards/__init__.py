@@ -1,0 +1,333 @@
+"""Rewards: whatever judges completions, called in its own way, in time-limited processes, its failures data.
+
+    rewards = Rewards([correctness, "my_rewards.py:brevity", "think", "path/to/reward-model"])
+    judgement = rewards.judge(samples, step=0)
+    judgement.parts_NK, judgement.errors
+
+Plain and asynchronous functions run in worker processes and get copies; what cannot be sent there (a lambda, a
+notebook's function) runs in this process with a warning, without a time limit. Reward models run in this process.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grpo.config import ConfigError
+from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
+from grpo.language.rewards.lookup import FromFile, find
+from grpo.workers import Outcome, Pool, line
+
+if TYPE_CHECKING:
+    from grpo.language.samples import Sample
+
+__all__ = ["FromFile", "Judgement", "Messages", "Pending", "Rewards", "messages"]
+
+ASYNC_GRACE = 5.0
+"""Seconds over the limit that a whole batch of awaited calls gets, each of them being limited already."""
+MOST_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the rewards say of a batch."""
+
+    parts_NK: np.ndarray
+    """A column a function, float64; NaN: no opinion, or a row that failed."""
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """Of the rows that failed: which function, and what happened."""
+    tracebacks: Mapping[int, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    extras: Mapping[str, list[Any]] = field(default_factory=dict)
+    """Columns from log_extra, a value a row; None where nothing was said."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A batch that is being judged."""
+
+    samples: Sequence[Sample]
+    waiting: Sequence[tuple[Sequence[tuple[int, Task]], Future[list[Outcome]]]]
+    """Tasks in worker processes, with the function's number."""
+    inline: Sequence[tuple[int, Task]]
+    """Tasks that run in this process, when the judgement is asked for."""
+
+
+class Rewards:
+    """Reward functions and models, ready to judge."""
+
+    def __init__(
+        self,
+        functions: Any,
+        *,
+        names: Sequence[str] | None = None,
+        processing_classes: Any = None,
+        timeout: float = 30.0,
+        workers: int | None = None,
+        model_device: str = "cpu",
+        trust_remote_code: bool = False,
+        settings: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        functions = list(functions) if isinstance(functions, (list, tuple)) else [functions]
+        if not functions:
+            raise ConfigError("there is no reward function; set rewards (reward_funcs), e.g. correctness")
+        if names is not None and len(names) != len(functions):
+            raise ConfigError(f"{len(names)} names for {len(functions)} reward functions")
+        tokenizers = _tokenizers(processing_classes, len(functions))
+        found = [
+            _resolve(function, tokenizer, settings or {}, model_device, trust_remote_code)
+            for function, tokenizer in zip(functions, tokenizers, strict=True)
+        ]
+        self.names = _unique(names or [_name(function) for function in found])
+        """What each is called in metrics."""
+        self.calls = tuple(Call.of(function, name) for function, name in zip(found, self.names, strict=True))
+        self.timeout, self._seed = timeout, seed
+        self._pools: list[tuple[Pool, list[int], ThreadPoolExecutor]] = []
+        """With the numbers of its functions, and the one thread that drives it: a pool is not shared by threads."""
+        try:
+            self._start(workers or min(os.cpu_count() or 1, MOST_WORKERS))
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    # --- judging ----------------------------------------------------------------------------------------------------
+
+    def judge(self, samples: Sequence[Sample], step: int, state: Mapping[str, Any] | None = None) -> Judgement:
+        """What the functions say of these samples."""
+        return self.finish(self.begin(samples, step, state))
+
+    def begin(self, samples: Sequence[Sample], step: int, state: Mapping[str, Any] | None = None) -> Pending:
+        """Set the worker processes to it, and return at once."""
+        columns = list(dict.fromkeys(name for sample in samples for name in sample.prompt.columns))
+        known = {"max_steps": None, "epoch": None, **(state or {}), "global_step": step, "step": step}
+        for call in self.calls:
+            if samples:
+                call.check(columns)
+            if _is_model(call):
+                call.function.check(samples)  # type: ignore[attr-defined]
+        tasks = [
+            (k, task)
+            for k, call in enumerate(self.calls)
+            for task in (call.tasks(samples, columns, known) if samples else ())
+        ]
+        waiting = []
+        for pool, here, thread in self._pools:
+            # Whole batches first: they take longest.
+            mine = sorted((item for item in tasks if item[0] in here), key=lambda item: -len(item[1].rows))
+            items = [(here.index(k), task) for k, task in mine]
+            waiting.append((mine, thread.submit(pool.map, items, seed=f"{self._seed}/{step}")))
+        outside = {k for _, here, _ in self._pools for k in here}
+        return Pending(samples, waiting, [item for item in tasks if item[0] not in outside])
+
+    def finish(self, pending: Pending) -> Judgement:
+        """Wait for the workers, and run what must run in this process."""
+        return _judgement(self.names, pending.samples, self._replies(pending))
+
+    def verdicts(self, samples: Sequence[Sample], step: int = 0) -> list[list[Verdict]]:
+        """What each function says of each sample, as it says it: a failure of one does not touch the others."""
+        found = [[Verdict()] * len(samples) for _ in self.calls]
+        for k, task, reply in self._replies(self.begin(samples, step)):
+            for row, verdict in zip(task.rows, reply.verdicts, strict=True):
+                found[k][row] = verdict
+        return found
+
+    def _replies(self, pending: Pending) -> list[tuple[int, Task, Reply]]:
+        found = [(k, task, self._here(self.calls[k], task)) for k, task in pending.inline]
+        for tasks, future in pending.waiting:
+            for (k, task), outcome in zip(tasks, future.result(), strict=True):
+                found.append((k, task, outcome.value if outcome.ok else _lost(task, outcome)))
+        return found
+
+    def _here(self, call: Call, task: Task) -> Reply:
+        """In this process, on copies; awaited in a thread, since a notebook's own has a loop already."""
+        try:
+            task = copy.deepcopy(task)
+        except Exception as error:  # a column that cannot be copied cannot be protected
+            warnings.warn(f"reward {call.name}: its arguments cannot be copied ({line(error)})", stacklevel=2)
+        if not call.asynchronous:
+            return answer(call, task, self.timeout)
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(answer, call, task, self.timeout).result()
+
+    # --- processes --------------------------------------------------------------------------------------------------
+
+    def _start(self, workers: int) -> None:
+        """One pool for the plain functions, one for the asynchronous; the rest stays here, with a warning."""
+        able = [k for k, call in enumerate(self.calls) if not self._stays(call)]
+        for asynchronous in (False, True):
+            here = [k for k in able if self.calls[k].asynchronous == asynchronous]
+            each = not asynchronous and any(not self.calls[k].batched for k in here)
+            self._open(here, workers if each else min(workers, len(here)), self.timeout + asynchronous * ASYNC_GRACE)
+
+    def _open(self, here: list[int], workers: int, timeout: float) -> None:
+        if not here:
+            return
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            pool = Pool(Desk([self.calls[k] for k in here], self.timeout), workers, timeout)
+        if not pool.inline:
+            self._pools.append((pool, here, ThreadPoolExecutor(1, thread_name_prefix="rewards")))
+        elif len(here) > 1:  # one of them cannot be loaded over there: find out which
+            for k in here:
+                self._open([k], workers, timeout)
+        else:
+            reason = " ".join(str(warning.message) for warning in said)
+            _warn_inline(self.calls[here[0]], reason.partition("(")[2].rpartition("):")[0] or reason)
+
+    def _stays(self, call: Call) -> bool:
+        """Whether it must run in this process; says so, once, unless that is as it should be."""
+        if _is_model(call):
+            return True
+        script = unguarded_script()
+        if script is not None:
+            _warn_inline(
+                call, f"a new process would run all of {script}; put its work under `if __name__ == '__main__':`"
+            )
+            return True
+        if getattr(call.function, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+            _warn_inline(call, "a new process cannot load it from a notebook or shell; put it into a module or file")
+            return True
+        try:
+            ForkingPickler.dumps(call)
+        except Exception as error:  # each kind of object fails to be sent in its own way
+            _warn_inline(call, f"{line(error)}; define it at the top of a module")
+            return True
+        return False
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        for pool, _, thread in self._pools:
+            thread.shutdown(wait=True)
+            pool.close()
+        self._pools.clear()
+
+    def __enter__(self) -> Rewards:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _is_model(call: Call) -> bool:
+    return getattr(call.function, "runs_here", False) is True
+
+
+def unguarded_script() -> str | None:
+    """The program's file, where new processes would run all of it again: it lacks the usual guard."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if path is None or getattr(main, "__spec__", None) is not None:
+        return None
+    try:
+        return (
+            None if "__main__" in Path(path).read_text(encoding="utf-8", errors="replace") else os.path.basename(path)
+        )
+    except OSError:  # <stdin>: not even that can be done
+        return os.path.basename(path)
+
+
+def _warn_inline(call: Call, reason: str) -> None:
+    warnings.warn(
+        f"reward {call.name} runs in this process, without a time limit, not in one of its own: {reason}", stacklevel=4
+    )
+
+
+def _lost(task: Task, outcome: Outcome) -> Reply:
+    """A call whose process was killed or died."""
+    what = str(outcome.error).partition(": ")[2]  # after the pool's own name for the function
+    return Reply((Verdict(error=what),) * len(task.rows))
+
+
+def _judgement(
+    names: Sequence[str], samples: Sequence[Sample], replies: Sequence[tuple[int, Task, Reply]]
+) -> Judgement:
+    parts_NK = np.full((len(samples), len(names)), np.nan)
+    problems: dict[int, list[tuple[str, Verdict]]] = {}
+    logged: dict[str, list[float]] = {}
+    extras: dict[str, list[Any]] = {}
+    for k, task, reply in sorted(replies, key=lambda item: (item[0], item[1].rows)):
+        for row, verdict in zip(task.rows, reply.verdicts, strict=True):
+            if verdict.error is not None:
+                problems.setdefault(row, []).append((names[k], verdict))
+            elif verdict.value is not None:
+                parts_NK[row, k] = verdict.value
+            for part, value in verdict.parts.items():
+                logged.setdefault(f"rewards/{names[k]}/{part}", []).append(value)
+        for name, value in reply.metrics:
+            logged.setdefault(name, []).append(value)
+        for column, row, value in reply.extras:
+            extras.setdefault(column, [None] * len(samples))[row] = value
+    errors = {row: "; ".join(f"{name}: {v.error}" for name, v in found) for row, found in sorted(problems.items())}
+    for row in np.flatnonzero(np.isnan(parts_NK).all(1)).tolist():
+        errors.setdefault(row, f"no reward function applies to row {samples[row].prompt.row}")
+    parts_NK[list(errors)] = np.nan
+    metrics = {name: float(np.mean(values)) for name, values in logged.items()}
+    for k, name in enumerate(names):
+        if len(known := parts_NK[~np.isnan(parts_NK[:, k]), k]):
+            metrics[f"rewards/{name}/mean"] = float(known.mean())
+            metrics[f"rewards/{name}/std"] = float(known.std(ddof=1)) if len(known) > 1 else 0.0
+    tracebacks = {row: "\n".join(v.trace for _, v in found if v.trace) for row, found in problems.items()}
+    return Judgement(parts_NK, errors, {row: text for row, text in tracebacks.items() if text}, metrics, extras)
+
+
+# --- what was given -------------------------------------------------------------------------------------------------
+
+
+def _tokenizers(given: Any, count: int) -> list[Any]:
+    """One for each reward; those beside plain functions are never looked at."""
+    if not isinstance(given, (list, tuple)):
+        return [given] * count
+    if len(given) != count:
+        raise ConfigError(
+            f"{len(given)} reward_processing_classes for {count} rewards; give one for each (None beside functions), "
+            "or a single tokenizer for all models"
+        )
+    return list(given)
+
+
+def _resolve(
+    given: Any, tokenizer: Any, settings: Mapping[str, Any], device: str, trust_remote_code: bool
+) -> Callable[..., Any]:
+    if isinstance(given, str):
+        function = find(given, settings)
+        if function is not None:
+            return function
+    elif not (hasattr(given, "forward") and hasattr(given, "parameters")):
+        if not callable(given):
+            raise ConfigError(f"a reward is a function, a model or a word that names one, got {type(given).__name__}")
+        return given
+    from grpo.language.rewards.models import RewardModel
+
+    return RewardModel.load(given, tokenizer, device, trust_remote_code)
+
+
+def _name(function: Any) -> str:
+    inner = function
+    while hasattr(inner, "func"):  # functools.partial
+        inner = inner.func
+    return str(getattr(inner, "__name__", None) or type(inner).__name__).strip("<>")
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in names:
+        count, chosen = 1, name
+        while chosen in found:
+            count += 1
+            chosen = f"{name}_{count}"
+        found.append(chosen)
+    return tuple(found)

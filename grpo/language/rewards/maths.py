@@ -1,0 +1,338 @@
+"""Is the answer right? Mathematics out of free text: one lenient extractor, one comparison, the same for everyone.
+
+    extract("… so \\boxed{\\frac12}")  →  "\\frac12"          same("1,234", "#### 1234")  →  True
+
+Plain numbers (integers, decimals, fractions, percentages, scientific notation, with units and currency) are compared
+exactly, without any library. The rest goes through `math-verify`, whose LaTeX grammar builds expressions node by node:
+nothing here evaluates text as code. Its own time limits are signals, which work in main threads only, so they are off;
+in their place, what is known to take for ever (towers of powers, huge factorials, sums and integrals left undone, deep
+nesting, long texts) is wrong before it gets there, and what takes more than `PATIENCE` is wrong then. Only a hang
+inside C, where no Python runs, is left to the process that rewards run in, which can be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+TAIL = 20_000
+"""Characters at the end of a text in which the answer is looked for."""
+LONGEST = 500
+"""Characters of an answer; a longer one is wrong."""
+DEEPEST = 20
+"""Levels of braces and brackets in an answer; a deeper one is wrong."""
+LARGEST_POWER = 10**7
+"""Product of the exponents in an answer; a larger one is wrong."""
+LARGEST_POWER_OF_SUM = 50
+"""The same where brackets with variables in them are raised, which algebra multiplies out."""
+LARGEST_FACTORIAL = 1000
+PATIENCE = 8.0
+"""Seconds of CPU for one comparison."""
+
+# --- what the answer is ---------------------------------------------------------------------------------------------
+
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_SAYS = re.compile(r"\banswers?(?:\s+(?:is|are|was|would\s+be)\b\s*:?|\s*[:=])\**", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\n|[.!?;](?=\s|$)|\s(?:because|since|which|so|as|when|if)\s", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"(?<![\w.])(?:(?<![)\]}])[-−+])?[$€£]?"
+    r"(?:\\[dt]?frac\{-?\d+\}\{-?\d+\}|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?|\.\d+)"
+    r"(?:\s?\\?%)?"
+)
+
+
+def extract(text: str) -> str | None:
+    """The answer a text gives: its last \\boxed{}, else its last <answer>, else what follows its last ####, else what
+    it says the answer is, else its last number. None: none of these."""
+    text = text[-TAIL:]
+    found = _marked(text)
+    if found is None:
+        numbers = _NUMBER.findall(text)
+        return numbers[-1].strip() if numbers else None
+    return found
+
+
+def _marked(text: str, depth: int = 3) -> str | None:
+    """The answer a text points at; marks inside marks are followed."""
+    for found in (_boxed(text), _tagged(text), _after_hashes(text), _said(text)):
+        if found:
+            inner = _marked(found, depth - 1) if depth else None
+            return inner or _without_prose(found)
+    return None
+
+
+def _boxed(text: str) -> str | None:
+    """The last \\boxed{…} that has both braces and something between them."""
+    last = None
+    open_braces: list[tuple[bool, int]] = []
+    for brace in _BRACES.finditer(text):
+        if brace[0] == "}":
+            if open_braces:
+                box, begin = open_braces.pop()
+                if box and text[begin : brace.start()].strip():
+                    last = text[begin : brace.start()].strip()
+        elif brace[0].endswith("{") and brace[0] != "\\{":
+            open_braces.append((brace[0] != "{", brace.end()))
+    return last
+
+
+def _tagged(text: str) -> str | None:
+    end = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, max(end, 0))
+    return text[begin + len("<answer>") : end].strip() if begin >= 0 else None
+
+
+def _after_hashes(text: str) -> str | None:
+    lines = text.rpartition("####")[2].strip().splitlines() if "####" in text else []
+    return lines[0].strip() if lines else None
+
+
+def _said(text: str) -> str | None:
+    ends = [match.end() for match in _SAYS.finditer(text)]
+    for end in reversed(ends[-3:]):
+        phrase = _SENTENCE_END.split(text[end:].lstrip(" *"), maxsplit=1)[0].strip().rstrip("*., ")
+        prose = "\\" not in phrase and len(re.findall(r"[^\W\d_]{2,}", phrase)) >= 3
+        if phrase and not (prose and len(_NUMBER.findall(phrase)) != 1):  # not "to find the answer: first we …"
+            return phrase
+    return None
+
+
+def _without_prose(found: str) -> str:
+    """A sentence with a single number in it is that number; anything else stays."""
+    if not re.search(r"[\\_^*\[\]{}]", found) and len(re.findall(r"[^\W\d_]{2,}", found)) >= 2:
+        numbers = _NUMBER.findall(found)
+        if len(numbers) == 1:
+            return str(numbers[0]).strip()
+    return found
+
+
+# --- whether it is right --------------------------------------------------------------------------------------------
+
+_SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_UNITS = (
+    r"(?:mm|cm|dm|km|m|mg|kg|g|lbs?|oz|ft|in|yd|mph|kph|kmh|ms|s|sec|min|hr?s?|mL|ml|L|l|am|pm|AM|PM|USD|EUR|cents?)"
+)
+_NO_UNITS = {"and", "or", "pi", "times", "plus", "minus", "over", "mod", "sqrt", "log", "sin", "cos", "tan", "exp"}
+_PLAIN = re.compile(
+    r"(?P<sign>[-+]?)(?:"
+    r"(?:(?P<whole>\d{1,9})(?:\s+|\s*(?=\\)))?(?:\\frac\{(?P<p>-?\d+)\}\{(?P<q>-?\d+)\}|(?P<p2>\d+)\s*/\s*(?P<q2>\d+))"
+    r"|(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)"
+    r"(?:[eE](?P<e>[-+]?\d{1,3})|\s*(?:\\times|\\cdot|[*x×·])\s*10\s*\^\s*(?:\{(?P<e2>[-+]?\d{1,3})\}|(?P<e3>[-+]?\d{1,3})))?"
+    r")\s*(?P<percent>%|percent\b)?"
+    rf"(?P<unit>\s*{_UNITS}(?:\s*\^?\{{?[23]\}}?|[²³])?|(?:\s+[^\W\d_]{{2,}}){{1,6}})?"
+)
+
+
+@dataclass(frozen=True)
+class _Number:
+    value: Fraction
+    percent: bool
+
+
+def same(answer: str, reference: str) -> bool:
+    """Whether an answer says the same as the reference, which may be a whole solution that marks its own answer."""
+    reference = _marked(reference[-TAIL:]) or reference.strip()
+    answer = answer.strip()
+    if not answer or not reference or max(len(answer), len(reference)) > LONGEST:
+        return False
+    if answer == reference:
+        return True
+    mine, theirs = _tidy(answer), _tidy(reference)
+    if mine.casefold() == theirs.casefold():
+        return bool(mine)
+    number, other = _plain(mine), _plain(theirs)
+    if number is not None and other is not None:
+        return _equal(number, other)
+    if not (_mathematical(mine) or _mathematical(theirs)) or _endless(mine) or _endless(theirs):
+        return False
+    return _verify(mine, theirs)
+
+
+_SPACING = re.compile(r"(?<!\\)\\(?:left|right|displaystyle|,|;|!|:| |quad|qquad)(?![a-zA-Z])")
+_DRESS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_DEGREES = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|°|\\degree\b)")
+_SHORT_FRACTION = re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)")
+
+
+def _tidy(text: str) -> str:
+    """Without what changes nothing: dollar signs, spacing, \\text{}, degrees, a full stop, (A) for A."""
+    text = text.replace("−", "-").replace("{,}", ",").replace("\\%", "%").replace("**", "")
+    text = re.sub(r"\\\$|\\[()\[\]]|[$€£¥]", "", text)
+    text = _DEGREES.sub("", _DRESS.sub(r" \1 ", _SPACING.sub(" ", text)))
+    text = _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", re.sub(r"\\[dtc]frac", r"\\frac", text))
+    text = re.sub(r"\s+", " ", text).strip().rstrip(".,;:").strip()
+    text = re.sub(r"(?<=\d),\s(?=\d{3}\b)", ",", text) if "\\" in text else text
+    return re.sub(r"^\(([A-Za-z])\)$", r"\1", text)
+
+
+def _plain(text: str) -> _Number | None:
+    """A number that needs no algebra; None: something else."""
+    match = _PLAIN.fullmatch(text)
+    if match is None:
+        return None
+    words = (match["unit"] or "").casefold().split()
+    if _NO_UNITS & set(words):
+        return None
+    bottom = match["q"] or match["q2"]
+    if bottom:
+        if int(bottom) == 0:
+            return None
+        value = int(match["whole"] or 0) + Fraction(int(match["p"] or match["p2"]), int(bottom))
+    else:
+        power = int(match["e"] or match["e2"] or match["e3"] or 0)
+        value = Fraction(Decimal(match["number"].replace(",", ""))) * Fraction(10) ** power
+    scale = math.prod(_SCALES.get(word, 1) for word in words)
+    return _Number(-value * scale if match["sign"] == "-" else value * scale, bool(match["percent"]))
+
+
+def _equal(one: _Number, other: _Number) -> bool:
+    """Exactly; 50% is also 50 and 0.5; a fraction without a finite decimal form may be given to six digits."""
+    if one.percent != other.percent:
+        share, bare = (one.value, other.value) if one.percent else (other.value, one.value)
+        return bare in (share, share / 100)
+    if one.value == other.value:
+        return True
+    if _finite(one.value) == _finite(other.value):
+        return False
+    return abs(one.value - other.value) <= Fraction(1, 10**6) * max(abs(one.value), abs(other.value))
+
+
+def _finite(value: Fraction) -> bool:
+    """Whether it has a finite decimal form: no prime but 2 and 5 below the line."""
+    below = value.denominator
+    return 10 ** below.bit_length() % below == 0
+
+
+def _mathematical(text: str) -> bool:
+    """Whether algebra could change the verdict: more than words and a number."""
+    return bool(re.search(r"[\\^_=<>|(){}\[\]+*/,!≤≥√π∞-]|\d\s*[A-Za-z]|^[A-Za-z]$", text))
+
+
+_UNDONE = re.compile(r"\\(?:i+nt|oint|sum|prod|lim|underbrace|bigcup|bigcap)(?![a-zA-Z])|[∑∏∫]")
+
+
+def _endless(text: str) -> bool:
+    """Whether working it out may take for ever."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    exponents = list(_exponents(text))
+    product = math.prod(max(1, int(number)) for exponent in exponents for number in re.findall(r"\d+", exponent))
+    variables = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))
+    sums = variables and re.search(r"[)\]}]\s*(?:\^|\*\*)", text)
+    factorials = re.findall(r"(\S)\s*!", text)
+    return (
+        deepest > DEEPEST
+        or product > (LARGEST_POWER_OF_SUM if sums else LARGEST_POWER)
+        or any("^" in exponent or "!" in exponent for exponent in exponents)
+        or any(not before.isalnum() for before in factorials)
+        or any(int(number) > LARGEST_FACTORIAL for number in re.findall(r"(\d+)\s*!", text))
+        or _UNDONE.search(text) is not None
+        or ("binom" in text and re.search(r"\d{5}", text) is not None)
+    )
+
+
+def _exponents(text: str) -> Iterator[str]:
+    """What stands above each ^ (or **): a group with its braces, or all up to the next space or operator."""
+    for power in re.finditer(r"\^|\*\*", text):
+        rest = text[power.end() :].lstrip()
+        closing = {"{": "}", "(": ")"}.get(rest[:1])
+        if closing is None:
+            yield re.match(r"[-+]?[^\s+\-*/=,)}\]]*", rest)[0]  # type: ignore[index]
+            continue
+        depth = 0
+        for at, character in enumerate(rest):
+            depth += (character == rest[0]) - (character == closing)
+            if depth == 0:
+                yield rest[: at + 1]
+                break
+        else:
+            yield rest
+
+
+def _verify(answer: str, reference: str) -> bool:
+    """Through math-verify's LaTeX grammar. The one for plain expressions is left out: it evaluates Python."""
+    try:
+        from math_verify import LatexExtractionConfig, parse, verify
+    except ImportError:
+        raise ImportError(
+            f"comparing {answer[:40]!r} with {reference[:40]!r} needs math-verify: pip install 'anygrpo[language]'"
+        ) from None
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    try:
+        with _at_most(PATIENCE):
+            read = [
+                parse(f"\\boxed{{{_latex(text)}}}", config, fallback_mode="no_fallback", parsing_timeout=None)
+                for text in (reference, answer)
+            ]
+            return all(read) and bool(verify(*read, allow_set_relation_comp=True, timeout_seconds=None))
+    except (_TooLong, RecursionError, MemoryError):
+        return False
+
+
+class _TooLong(BaseException):
+    """Not an Exception: sympy catches those and goes on."""
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises _TooLong once this thread has used so much CPU, looked at every thousand calls; no signals, no threads."""
+    end, calls = time.thread_time() + seconds, 0
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % 1000 == 0 and time.thread_time() > end:
+            raise _TooLong
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _latex(text: str) -> str:
+    """Calculator spelling as LaTeX."""
+    text = re.sub(r"(?<!\\)\bsqrt\s*\(([^()]*)\)|√\s*\(([^()]*)\)|√(\w+)", r"\\sqrt{\1\2\3}", text)
+    text = re.sub(r"(?<![\\A-Za-z])pi\b|π", r"\\pi ", text)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if not re.search(r"[(\[{]\s*-?\d+\s*,", text) else text
+    return text.replace("**", "^").replace("*", "\\cdot ").replace("×", "\\times ").replace("%", "\\%")
+
+
+# --- the reward -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Correctness:
+    """`value` for a completion whose answer is the row's, 0 for any other; no opinion where the row has no answer."""
+
+    value: float = 1.0
+    __name__ = "correctness"
+
+    def __call__(self, completion: str, answer: Any = None) -> float | None:
+        """One sample."""
+        if answer is None or not str(answer).strip():
+            return None
+        found = extract(completion)
+        return self.value if found is not None and same(found, str(answer)) else 0.0
+
+
+def make_correctness(value: float = 1.0) -> Correctness:
+    """The reward for right answers, worth `value`."""
+    return Correctness(value)
+
+
+correctness = Correctness()

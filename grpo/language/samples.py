@@ -1,0 +1,72 @@
+"""The records that travel through the room: a prompt, and a completion of it that is scored, judged and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+Message = dict[str, Any]
+"""{"role": …, "content": …}, as chat templates take it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the data set, ready for the model."""
+
+    row: int
+    """Its number in the data set."""
+    ids: Sequence[int]
+    """As the model reads it, template and all."""
+    text: str
+    """The same as text."""
+    messages: Sequence[Message] | None
+    """The conversation so far; None: the prompt is bare text."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Every column of the row (without the prompt's own), for the reward functions; `answer` where there is one."""
+    truncated: bool = False
+
+    @property
+    def shown(self) -> Any:
+        """What a reward function gets as `prompt`: the messages, or the text where there are none."""
+        return self.text if self.messages is None else list(self.messages)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A completion of a prompt. With several turns its ids hold the answers of tools and environment too."""
+
+    prompt: Prompt
+    ids: Tensor
+    """(T,) int64: what was sampled, as sampled, and what others said in between."""
+    made: Tensor
+    """(T,) bool: tokens that the policy chose."""
+    logp: Tensor | None
+    """(T,) float32, as recorded when sampled; 0 where the policy had no say."""
+    stop: str
+    """eos, stop or length."""
+    text: str
+    """What the policy said, special tokens left out; several turns: the last answer."""
+    messages: Sequence[Message] = ()
+    """The same as messages: one from the assistant, or the whole conversation after the prompt."""
+    reward: float | None = None
+    """What an environment gave, in sum; None: there is none, or it did not say."""
+    error: str | None = None
+    """Why it failed: an environment or tool that broke, an engine that gave up."""
+    calls: int = 0
+    """Tool calls made."""
+    failed_calls: int = 0
+    """Of those, calls that were refused or raised."""
+    kept: float | None = None
+    """See `Completion.kept`."""
+    rewards: Mapping[str, float | None] = field(default_factory=dict)
+    """What each reward function gave, once judged; None: no opinion."""
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    """What reward functions wanted shown beside it."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of the completion."""
+        return int(self.ids.shape[0])

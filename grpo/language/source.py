@@ -1,0 +1,338 @@
+"""Where the language room's tries come from: prompts in, groups of completions out, judged.
+
+    prompts.batch(step) ─► engine (or turns: engine, tools, engine, …) ─► rewards ─► Rollouts
+
+All randomness of a completion is its own seed, from (seed, step, attempt, group, member): the same whatever else is
+sampled beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from grpo.language.config import LanguageConfig
+from grpo.language.engines import Engine, Sampling, Tokens
+from grpo.language.evaluate import Evaluation, evaluate
+from grpo.language.policy import LanguagePolicy
+from grpo.language.prompts import Prompts
+from grpo.language.rewards import Judgement, Rewards
+from grpo.language.samples import Prompt, Sample
+from grpo.protocols import Collected, CollectRequest, State
+from grpo.rollouts import Rollouts, Status
+
+TRAINING, EVALUATION, PREFLIGHT = 0, 1, 2
+"""Streams of randomness."""
+
+
+class Player(Protocol):
+    """Makes samples of prompts: one answer each, or a conversation."""
+
+    def __call__(
+        self, engine: Engine, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Sample]: ...
+
+
+class OneAnswer:
+    """The usual case: one completion, and that is it."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    def __call__(
+        self, engine: Engine, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Sample]:
+        """`count` samples of each prompt, those of a prompt together."""
+        made = engine.generate([prompt.ids for prompt in prompts], count, sampling, seeds)
+        texts = self._tokens.tokenizer.batch_decode([c.ids for c in made], skip_special_tokens=True)
+        return [
+            Sample(
+                prompt=prompts[number // count],
+                ids=completion.ids,
+                made=torch.ones(len(completion.ids), dtype=torch.bool),
+                logp=completion.logp,
+                stop=completion.stop,
+                text=text,
+                messages=({"role": "assistant", "content": text},),
+                kept=completion.kept,
+            )
+            for number, (completion, text) in enumerate(zip(made, texts, strict=True))
+        ]
+
+
+class LanguageSource:
+    """Samples groups of completions with the policy and judges them."""
+
+    headline = ("reward", "completions/mean_length", "eval/accuracy")
+    """What a person wants to see first."""
+
+    panels = ("reward", "eval/accuracy", "completions/mean_length", "frac_reward_zero_std")
+    """What its curves show first."""
+
+    def __init__(
+        self,
+        policy: LanguagePolicy,
+        engine: Engine,
+        player: Player,
+        tokens: Tokens,
+        prompts: Prompts,
+        held_out: Prompts | None,
+        rewards: Rewards,
+        config: LanguageConfig,
+    ) -> None:
+        self.policy, self.engine, self.player, self.tokens = policy, engine, player, tokens
+        self.prompts, self.held_out, self.rewards, self.config = prompts, held_out, rewards, config
+        self.max_steps: int | None = None
+        """Of the run, for reward functions that ask."""
+        self.num_tokens = 0
+        self._version: int | None = None
+        self._metrics: dict[str, float | None] = {}
+
+    # --- tries ------------------------------------------------------------------------------------------------------
+
+    def collect(self, request: CollectRequest) -> Collected:
+        """A group of completions for each prompt."""
+        config = self.config
+        if request.starts is None:
+            starts: list[Prompt] = self.prompts.batch(request.step, config.groups_per_step)
+        else:
+            starts = [self.prompts.prompt(start) for start in request.starts]
+        moment = (request.step, request.attempt)
+        samples, judged = self.judged(starts, config.group_size, config.sampling, TRAINING, moment)
+        rollouts = self._rollouts(samples, judged, config.group_size)
+        self._measure(samples, judged, request)
+        return Collected(rollouts, starts)
+
+    def judged(
+        self, prompts: Sequence[Prompt], count: int, sampling: Sampling, stream: int, moment: tuple[int, int]
+    ) -> tuple[list[Sample], Judgement]:
+        """Samples and what the rewards say of them; a part is judged while the next is sampled."""
+        config = self.config
+        seeds = [seed_of(config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
+        at_once = max((config.rows_per_generation or len(seeds)) // count, 1)
+        step, handles, parts = moment[0], [], []
+        for first in range(0, len(prompts), at_once):
+            some = prompts[first : first + at_once]
+            part = self.sample(some, count, sampling, seeds[first * count : (first + len(some)) * count])
+            parts.append(part)
+            handles.append(self.rewards.begin(part, step, self._state_for_rewards(step)))
+        samples = [sample for part in parts for sample in part]
+        judged = joined([self.rewards.finish(handle) for handle in handles])
+        return [self._with(sample, judged, row) for row, sample in enumerate(samples)], judged
+
+    def sample(self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]) -> list[Sample]:
+        """Completions of the current policy, not judged."""
+        if self._version != self.policy.version:
+            self.engine.refresh()
+            self._version = self.policy.version
+        self.policy.eval()
+        with torch.no_grad(), self.policy.precision():
+            return self.player(self.engine, prompts, count, sampling, seeds)
+
+    def _with(self, sample: Sample, judged: Judgement, row: int) -> Sample:
+        error = sample.error or judged.errors.get(row)
+        known = zip(self.rewards.names, judged.parts_NK[row].tolist(), strict=True)
+        given = {name: None if np.isnan(value) else value for name, value in known}
+        if sample.reward is not None:
+            given["environment"] = sample.reward
+        extras = {name: values[row] for name, values in judged.extras.items()}
+        return replace(sample, rewards=given, extras=extras, error=error)
+
+    def _rollouts(self, samples: Sequence[Sample], judged: Judgement, count: int) -> Rollouts:
+        device = self.policy.scorer.device
+        steps = max(max(sample.length for sample in samples), 1)
+        failed_N = np.array([sample.error is not None for sample in samples])
+        status_N = np.array([int(Status.TRUNCATED if s.stop == "length" else Status.TERMINATED) for s in samples])
+        status_N[failed_N] = int(Status.FAILED)
+        mask_NT = _laid([sample.made for sample in samples], steps).bool().to(device)
+        parts_NK = torch.as_tensor(self._parts(samples, judged), dtype=torch.float32, device=device)
+        rollouts = Rollouts(
+            group_N=(torch.arange(len(samples)) // count).to(device),
+            mask_NT=mask_NT,
+            old_logp_NT=torch.zeros(mask_NT.shape, device=device),
+            reward_parts_NK=parts_NK,
+            inputs=list(samples),
+            status_N=torch.as_tensor(status_N, device=device),
+        )
+        return rollouts.but(**self._log_probs(rollouts, samples, steps))
+
+    def _parts(self, samples: Sequence[Sample], judged: Judgement) -> np.ndarray:
+        """One column a reward function, and one for what an environment gave."""
+        parts_NK = judged.parts_NK
+        if any(sample.reward is not None for sample in samples):
+            own_N = [np.nan if sample.reward is None else sample.reward for sample in samples]
+            parts_NK = np.concatenate([parts_NK, np.array(own_N)[:, None]], axis=1)
+        return parts_NK
+
+    def _log_probs(self, rollouts: Rollouts, samples: Sequence[Sample], steps: int) -> dict[str, Tensor]:
+        """As recorded by an engine that runs the trained module itself; else scored again, the engine's own beside."""
+        device = self.policy.scorer.device
+        known = all(sample.logp is not None for sample in samples)
+        recorded_NT = None
+        if known:
+            recorded_NT = _laid([s.logp for s in samples if s.logp is not None], steps).to(device)
+            if self.engine.exact:
+                return {"old_logp_NT": recorded_NT}
+        with torch.no_grad():
+            old_NT = self.policy.score(rollouts).logp_NT
+        return {"old_logp_NT": old_NT} | ({} if recorded_NT is None else {"sampled_logp_NT": recorded_NT})
+
+    # --- what is told -----------------------------------------------------------------------------------------------
+
+    def _measure(self, samples: Sequence[Sample], judged: Judgement, request: CollectRequest) -> None:
+        self.num_tokens += sum(len(s.prompt.ids) + s.length for s in samples)
+        if request.attempt:
+            self._metrics["num_tokens"] = float(self.num_tokens)
+            return
+        length_N = np.array([sample.length for sample in samples], dtype=float)
+        ended_N = np.array([sample.stop != "length" for sample in samples])
+        metrics: dict[str, float | None] = {
+            "num_tokens": float(self.num_tokens),
+            "completions/mean_length": float(length_N.mean()),
+            "completions/min_length": float(length_N.min()),
+            "completions/max_length": float(length_N.max()),
+            "completions/clipped_ratio": float((~ended_N).mean()),
+        }
+        for name in ("mean", "min", "max"):
+            value = float(getattr(np, name)(length_N[ended_N])) if ended_N.any() else None
+            metrics[f"completions/{name}_terminated_length"] = value
+        kept = [sample.kept for sample in samples if sample.kept is not None]
+        if kept and self.config.sampling.truncates:
+            metrics["sampling/kept_probability"] = float(np.mean(kept))
+        environment = [sample.reward for sample in samples if sample.reward is not None]
+        if environment:
+            metrics |= _spread("environment", np.array(environment))
+        if any(sample.calls for sample in samples) or self.config.tools:
+            calls = sum(sample.calls for sample in samples)
+            metrics["tools/call_frequency"] = calls / len(samples)
+            failed = sum(sample.failed_calls for sample in samples)
+            metrics["tools/failure_frequency"] = failed / calls if calls else 0.0
+        self._metrics = metrics | dict(judged.metrics)
+
+    def _state_for_rewards(self, step: int) -> dict[str, Any]:
+        """What a reward function gets as `trainer_state`."""
+        return {"step": step, "max_steps": self.max_steps, "epoch": self.epoch(step)}
+
+    def epoch(self, step: int) -> float | None:
+        """Passes over the data set so far; None: its length is not known."""
+        try:
+            return step / self.epoch_steps()
+        except (TypeError, ValueError):
+            return None
+
+    def epoch_steps(self) -> float:
+        """Steps of one pass over the data set."""
+        return self.prompts.epoch_steps(self.config.groups_per_step)
+
+    def metrics(self) -> Mapping[str, float | None]:
+        """Of the completions of the last step."""
+        return self._metrics
+
+    def show(self, rows: Rollouts) -> list[dict[str, Any]]:
+        """Prompt, completion and verdict of each row, and its tokens one by one."""
+        shown = []
+        for sample in rows.inputs:
+            told: dict[str, Any] = {
+                "data_row": sample.prompt.row,
+                "prompt": sample.prompt.text,
+                "completion": sample.text,
+                "stop": sample.stop,
+                "rewards": dict(sample.rewards),
+                "tokens": [self.tokens.tokenizer.decode([int(token)]) for token in sample.ids],
+            }
+            if sample.extras:
+                told["extras"] = dict(sample.extras)
+            if len(sample.messages) > 1:
+                told["messages"] = list(sample.messages)
+            if sample.error is not None:
+                told["error"] = sample.error
+            shown.append(told)
+        return shown
+
+    def evaluate(self, step: int) -> Mapping[str, float | None]:
+        """Held-out prompts, by the current policy; nothing where there are none."""
+        if self.held_out is None:
+            return {}
+        limit, samples = self.config.eval_prompts, self.config.eval_samples
+        return self.judge_rows(self.held_out, samples, limit, step).metrics()
+
+    def judge_rows(self, prompts: Prompts, samples: int, limit: int | None, step: int = 0) -> Evaluation:
+        """How well these rows are answered: greedily for one sample a prompt, else sampled."""
+        return evaluate(self, prompts, samples, limit, step)
+
+    # --- what is kept -----------------------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """The count of tokens, and the data's position where it is a stream; all else follows from the step."""
+        return State({"num_tokens": self.num_tokens, "data": self.prompts.fingerprint, **self.prompts.state()}, {})
+
+    def load_state(self, state: State) -> None:
+        """Go on from there, with the same data."""
+        if state.values["data"] != self.prompts.fingerprint:
+            raise ValueError(
+                "the data set has changed since this was saved; a run goes on with the rows it began with. Restore "
+                "them, or begin a new run from the model it left"
+            )
+        self.num_tokens = int(state.values["num_tokens"])
+        self.prompts.load_state(state.values)
+
+    def leave(self, path: Path) -> Mapping[str, Path]:
+        """The trained model as a folder that others can load; see `output`."""
+        if self.output is not None:
+            self.output(path / "model")
+        return {}
+
+    output: Any = None
+    """Writes the model's folder: the front door's `save_model`."""
+
+    def close(self) -> None:
+        """Let go of workers and engines."""
+        self.rewards.close()
+        self.engine.close()
+
+
+def seed_of(*numbers: int) -> int:
+    """One seed from several numbers."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def joined(parts: Sequence[Judgement]) -> Judgement:
+    """Judgements of consecutive parts of a batch as one; metrics are means over the rows."""
+    if len(parts) == 1:
+        return parts[0]
+    size = np.array([len(part.parts_NK) for part in parts])
+    first = np.cumsum(size) - size
+    names = list(dict.fromkeys(name for part in parts for name in part.metrics))
+    columns = list(dict.fromkeys(name for part in parts for name in part.extras))
+    metrics = {}
+    for name in names:
+        known = [(part.metrics[name], n) for part, n in zip(parts, size, strict=True) if name in part.metrics]
+        metrics[name] = float(np.average([value for value, _ in known], weights=[n for _, n in known]))
+    return Judgement(
+        parts_NK=np.concatenate([part.parts_NK for part in parts]),
+        errors={row + n: why for part, n in zip(parts, first, strict=True) for row, why in part.errors.items()},
+        tracebacks={row + n: why for part, n in zip(parts, first, strict=True) for row, why in part.tracebacks.items()},
+        metrics=metrics,
+        extras={
+            name: [v for part, n in zip(parts, size, strict=True) for v in part.extras.get(name, [None] * int(n))]
+            for name in columns
+        },
+    )
+
+
+def _laid(rows: Sequence[Tensor], steps: int) -> Tensor:
+    """Rows of different lengths as (N, T), 0 behind their end."""
+    found = pad_sequence(list(rows), batch_first=True)
+    return torch.nn.functional.pad(found, (0, steps - found.shape[1]))
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float | None]:
+    deviation = float(values.std(ddof=1)) if len(values) > 1 else None
+    return {f"rewards/{name}/mean": float(values.mean()), f"rewards/{name}/std": deviation}

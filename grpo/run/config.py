@@ -1,0 +1,44 @@
+"""How a run is carried out: steps, folder, checkpoints, mirrors."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RunConfig(BaseModel):
+    """How a run is carried out: nothing here changes what is learned."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    steps: int | None = Field(None, ge=1)
+    """Rollout-and-update steps in all; None: as num_train_epochs says, else three of them, else 100."""
+    num_train_epochs: float | None = Field(None, gt=0)
+    """Instead: passes over the data set, where the task has one."""
+    name: str | None = None
+    """What the run is called; None: as its preset, or its environment, data or model."""
+    logdir: str = "runs/{name}-{timestamp}"
+    """The run's folder; {name}, {task}, {timestamp} and {seed} are filled in."""
+    checkpoint_every: int | None = Field(25, ge=1)
+    """Steps between checkpoints; None: the last alone, which is always saved."""
+    keep_last: int | None = Field(2, ge=1)
+    """Newest checkpoints that are kept; None: all."""
+    keep_best: int = Field(1, ge=0)
+    """Best checkpoints that are kept beside them."""
+    best_by: str = "reward"
+    """The metric that decides which is best: the highest, or with a leading minus the lowest."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """Steps between evaluations, where the task has one; None: never."""
+    stop_at: float | None = None
+    """Ends the run once `best_by` reaches this."""
+    env_steps: int | None = Field(None, ge=1)
+    """Ends the run after so many environment steps, where the task counts them."""
+    sample_every: int = Field(10, ge=1)
+    """Steps between samples of what was tried and how it was judged."""
+    log_every: int = Field(1, ge=1)
+    """Steps between what trackers get; the run folder has every step."""
+    trackers: tuple[str, ...] = ()
+    """Mirrors of the metrics: tensorboard, wandb, trackio. The run folder always has them."""
+    failure_budget: float = Field(0.01, ge=0, le=1)
+    """Share of the samples of the last 100 steps that may fail before the run stops."""
+    project: str | None = None
+    """The project's name at wandb or trackio; None: WANDB_PROJECT, TRACKIO_PROJECT, or grpo."""

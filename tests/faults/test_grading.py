@@ -1,0 +1,71 @@
+"""Hostile answers end as wrong: they never hang and are never run. (A hang inside C is killed: see test_workers.)"""
+
+import time
+
+import pytest
+
+from grpo.language.rewards.maths import Correctness, extract, same
+from grpo.workers import Pool
+
+HOSTILE = {
+    "a tower of powers": r"\boxed{9^{9^{9}}}",
+    "a tower as Python": "The answer is 9**9**9",
+    "a tower without braces": r"\boxed{9^9^9^9}",
+    "powers of powers": r"\boxed{((9^{9999})^{9999})^{9999}}",
+    "a product as exponent": r"\boxed{9^{(99999)(99999)}}",
+    "a huge exponent": "The answer is 1e999999999",
+    "a huge negative exponent": r"\boxed{10^{-99999999999}}",
+    "a huge factorial": r"\boxed{99999999!}",
+    "factorials of factorials": r"\boxed{((10!)!)!}",
+    "a huge binomial": r"\boxed{\binom{999999999}{499999999}}",
+    "a power of a sum": r"\boxed{(x+y+z)^{9999}}",
+    "a sum left undone": r"\boxed{\sum_{k=1}^{10^9} \sin(k^k)}",
+    "an integral left undone": r"\boxed{\int_0^1 e^{-x^x} \sin(x^{17}) dx}",
+    "deep braces": r"\boxed{" + "{" * 200 + "5" + "}" * 200 + "}",
+    "deep brackets": r"\boxed{" + "(" * 200 + "5" + ")" * 200 + "}",
+    "deep fractions": r"\boxed{" + r"\frac{" * 60 + "1" + "}{2}" * 60 + "}",
+    "braces that never close": r"\boxed{" * 100_000,
+    "tags that never close": "<answer>" * 100_000,
+    "a million characters": "9" * 1_000_000,
+    "a million characters of LaTeX": r"\boxed{" + r"\frac{1}{" * 100_000 + "2" + "}" * 100_000 + "}",
+    "a million answers": "The answer is " * 80_000,
+    "Python": r"\boxed{__import__('os').system('touch pwned')}",
+    "sympy": r"\boxed{Integer(5).__class__.__init__.__globals__}",
+    "odd text": "\0\x1b[m\ud800" * 1000,
+}
+
+
+def grade(completion):
+    """Its reward, and the CPU time it took."""
+    began = time.process_time()
+    return Correctness()(completion, answer="5"), time.process_time() - began
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    with Pool(grade, workers=1, timeout=120) as pool:
+        return dict(zip(HOSTILE, pool.map(HOSTILE.values()), strict=True))
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_answers_are_wrong_at_once(what, outcomes):
+    """None of them gets as far as the algebra, whose own limit is `PATIENCE`."""
+    reward, seconds = outcomes[what].value
+    assert reward == 0.0
+    assert seconds < 5.0
+
+
+def test_algebra_that_takes_too_long_is_wrong(monkeypatch):
+    """An equation of degree 17 against one in two unknowns: sympy tries to solve both."""
+    monkeypatch.setattr("grpo.language.rewards.maths.PATIENCE", 0.2)
+    assert not same("x^{17}+3x^5+x+1=0", "x^{19}+y^7+3xy+x=0")
+    monkeypatch.setattr("grpo.language.rewards.maths.PATIENCE", 30.0)
+    assert same("x+1", "1+x")
+
+
+def test_looking_for_an_answer_takes_time_in_proportion():
+    """A million characters of anything: CPU time, with room to spare."""
+    for text in (r"\boxed{", "<answer>", "#### ", "The answer is ", "1,", "$", "-", "{}", "9" * 50):
+        began = time.process_time()
+        extract(text * (1_000_000 // len(text)))
+        assert time.process_time() - began < 5.0
