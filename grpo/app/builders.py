@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -240,16 +239,14 @@ def _without_evaluation(resolved: Resolved) -> RunConfig:
     return resolved.run.model_copy(update=planned if judged else {"evaluate_every": None})
 
 
-def total_steps(trainer: GRPOTrainer, how: RunConfig) -> int:
-    """Steps of the run: as given, so many passes over the data, or 100."""
-    if how.steps is not None:
-        return how.steps
-    if how.num_train_epochs is None:
-        return 100
-    in_one: Callable[[], float] | None = getattr(trainer.source, "epoch_steps", None)
-    if in_one is None:
+def total_steps(trainer: Any, how: RunConfig) -> int:
+    """Steps of the run: as given, or as many as the room counts for so many passes over its data, or 100."""
+    counted: Callable[[RunConfig], int] | None = getattr(trainer, "total_steps", None)
+    if counted is not None:
+        return counted(how)
+    if how.num_train_epochs is not None and how.steps is None:
         raise ConfigError("run.num_train_epochs: this task has no data set to pass over; use run.steps")
-    return math.ceil(how.num_train_epochs * in_one())
+    return how.steps or 100
 
 
 def _enough(how: RunConfig, report: StepReport) -> bool:

@@ -244,6 +244,8 @@ FIELDS = (
     # sampling
     Spelling("top_k", "top_k", "0; -1 and none too are all tokens", _top_k),
     Spelling("min_p", "min_p", "none: all tokens", given("min_p")),
+    Spelling("max_grad_norm", "max_grad_norm", "1; 0: never clipped, ours none",
+             lambda value: {"max_grad_norm": None if str(value) in ("0", "0.0") else value}),
     Spelling("generation_kwargs", "top_k, min_p, stop", "none; those we have a word for",
              lambda value: {} if absent(value) else _generation_kwargs(value)),
     Spelling("chat_template_kwargs", "chat_template_kwargs", "none", given("chat_template_kwargs", _block)),
@@ -299,7 +301,6 @@ FIELDS = (
     Spelling("num_generations_eval", "eval_samples", "as num_generations; ours 1, greedy", given("eval_samples")),
     refuse("per_device_eval_batch_size", "rows_per_generation bounds what is sampled at a time", 8),
     refuse("eval_delay", _EVALUATION, 0, 0.0),
-    refuse("eval_on_start", "call trainer.evaluate() before trainer.train()"),
     refuse("eval_do_concat_batches", _EVALUATION, True),
     refuse("eval_use_gather_object", _EVALUATION),
     refuse("eval_accumulation_steps", _EVALUATION),

@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from grpo.config import ConfigError, GRPOConfig, one_line
 from grpo.dialects import Translation, translate_run
 from grpo.language.engines import Sampling
+from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
 
 
@@ -157,6 +158,8 @@ class LanguageConfig(GRPOConfig):
     # --- evaluation and output
     eval_samples: int = Field(default=1, ge=1)
     """Completions of each held-out prompt; 1: the likeliest tokens (greedy), more: sampled, with pass@k."""
+    eval_on_start: bool = False
+    """Evaluate the untouched model too; told with the first step as before/accuracy and so on."""
     eval_by: str | None = None
     """Reward function whose positive value means a right answer; None: a lenient comparison with the row's answer."""
     eval_prompts: int | None = Field(default=None, ge=1)
@@ -232,12 +235,16 @@ class LanguageConfig(GRPOConfig):
         columns = super()._columns()
         if self.loss_type == "dr_grpo" or columns.get("reduction") == "fixed_length":
             columns = {"length": float(self.max_completion_length)} | columns
+        if self.engine == "vllm" and RECIPES[self.loss_type].mismatch == "none":  # it computes a little differently
+            columns = {"mismatch": "mask", "mismatch_level": "sequence", "mismatch_high": 3.0} | columns
         return columns
 
     @property
     def idle(self) -> dict[str, str]:
         """Settings that were given and cannot change anything, each with what it would need."""
-        idle, given = super().idle, self.model_fields_set
+        idle = super().idle
+        fields = type(self).model_fields
+        given = {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
         if not self.lora_rank:
             idle |= {name: "it needs lora_rank" for name in ("lora_alpha", "lora_targets") if name in given}
         if not self.warm_start_steps:
@@ -246,8 +253,6 @@ class LanguageConfig(GRPOConfig):
                     idle[name] = "it needs warm_start_steps"
         if "hub_model_id" in given and not self.push_to_hub:
             idle["hub_model_id"] = "it needs push_to_hub"
-        if "max_turns" in given and not (self.tools or self.environment):
-            idle["max_turns"] = "it needs tools or an environment"
         if "chat_template_kwargs" in given and self.skip_apply_chat_template:
             idle["chat_template_kwargs"] = "skip_apply_chat_template leaves the template out"
         if "rows_per_microbatch" in given:

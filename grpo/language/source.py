@@ -166,7 +166,7 @@ class LanguageSource:
     def _parts(self, samples: Sequence[Sample], judged: Judgement) -> np.ndarray:
         """One column a reward function, and one for what an environment gave."""
         parts_NK = judged.parts_NK
-        if any(sample.reward is not None for sample in samples):
+        if not parts_NK.shape[1] or any(sample.reward is not None for sample in samples):
             own_N = [np.nan if sample.reward is None else sample.reward for sample in samples]
             parts_NK = np.concatenate([parts_NK, np.array(own_N)[:, None]], axis=1)
         return parts_NK
@@ -296,6 +296,8 @@ class LanguageSource:
         """Let go of workers and engines."""
         self.rewards.close()
         self.engine.close()
+        if hasattr(self.player, "close"):
+            self.player.close()
 
 
 def seed_of(*numbers: int) -> int:

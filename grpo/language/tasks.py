@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,6 @@ from grpo.recipes import nearest
 
 TINY = "tiny"
 """The model's name in the settings."""
-HEAD = 8
-"""Width of an attention head: many narrow ones compare characters sooner than a few wide ones."""
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 HELD_OUT = 1000
 """Rows of the split `test`, the same for every seed; all others are trained on."""
@@ -42,7 +41,8 @@ class Task:
         """A small transformer with random weights, and its tokenizer of one token a character."""
         if not self.characters:
             raise ConfigError(f"model={TINY} cannot learn {self.name} from scratch; name a pretrained model")
-        return tiny_model(len(SPECIAL) + len(self.characters), seed), tiny_tokenizer(self.characters)
+        model = tiny_model(len(SPECIAL) + len(self.characters), seed, heads=8)  # narrow heads compare sooner
+        return model, tiny_tokenizer(self.characters)
 
 
 def tiny_tokenizer(characters: str) -> Any:
@@ -59,8 +59,8 @@ def tiny_tokenizer(characters: str) -> Any:
     return make(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", model_max_length=512)
 
 
-def tiny_model(vocabulary: int, seed: int, width: int = 64, layers: int = 2) -> Any:
-    """A Llama of about a hundred thousand numbers."""
+def tiny_model(vocabulary: int, seed: int, width: int = 64, layers: int = 2, heads: int = 4) -> Any:
+    """A Llama of about 130,000 numbers at that width."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -73,8 +73,8 @@ def tiny_model(vocabulary: int, seed: int, width: int = 64, layers: int = 2) -> 
             hidden_size=width,
             intermediate_size=4 * width,
             num_hidden_layers=layers,
-            num_attention_heads=width // HEAD,
-            num_key_value_heads=width // HEAD,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
             max_position_embeddings=512,
             pad_token_id=0,
             bos_token_id=None,
@@ -83,18 +83,24 @@ def tiny_model(vocabulary: int, seed: int, width: int = 64, layers: int = 2) -> 
     )
 
 
-def exact(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
-    """A reward: 1 for the answer and nothing else."""
-    return [float(completion == right) for completion, right in zip(completions, answer, strict=True)]
+def exact(completions: Sequence[str], completion_ids: Sequence[Sequence[int]], answer: Sequence[str]) -> list[float]:
+    """A reward: 1 for the answer, ended, and nothing else; one token a character."""
+    made = zip(completions, completion_ids, answer, strict=True)
+    return [float(text == right and not _excess(ids, right)) for text, ids, right in made]
 
 
-def in_place(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
+def in_place(completions: Sequence[str], completion_ids: Sequence[Sequence[int]], answer: Sequence[str]) -> list[float]:
     """A reward: the share of the answer's characters that stand where they should, less for a wrong length."""
-    pairs = zip(completions, answer, strict=True)
+    made = zip(completions, completion_ids, answer, strict=True)
     return [
-        (sum(map(str.__eq__, completion, right)) - abs(len(completion) - len(right))) / len(right)
-        for completion, right in pairs
+        (sum(map(str.__eq__, text, right)) - max(len(right) - len(text), 0) - _excess(ids, right)) / len(right)
+        for text, ids, right in made
     ]
+
+
+def _excess(ids: Sequence[int], right: str) -> int:
+    """Tokens beyond the answer and its end. Counted in tokens: special ones leave no text, and would cost nothing."""
+    return max(len(ids) - len(right) - 1, 0)
 
 
 def built_in(name: str) -> Task:
@@ -116,7 +122,35 @@ def _addition() -> list[dict[str, Any]]:
     return [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10, 100) for b in range(10, 100)]
 
 
+def _two_digit_sums() -> list[dict[str, Any]]:
+    """Sums of two numbers from 10 to 49, for a chat model whose answer is begun: 1,600 rows."""
+    return [
+        {
+            "prompt": [
+                {"role": "system", "content": "You are a calculator."},
+                {"role": "user", "content": f"{a} + {b}"},
+                {"role": "assistant", "content": f"{a} + {b} ="},
+            ],
+            "answer": str(a + b),
+        }
+        for a in range(10, 50)
+        for b in range(10, 50)
+    ]
+
+
+def result(completions: Sequence[str], answer: Sequence[str]) -> list[float]:
+    """A reward: 1 where the first line gives the answer: behind its last =, or as its first number. Format is free."""
+    return [float(_result_of(completion) == right) for completion, right in zip(completions, answer, strict=True)]
+
+
+def _result_of(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    found = re.search(r"\d+", line.rpartition("=")[2]) or re.search(r"\d+", line)
+    return found.group() if found else ""
+
+
 TASKS = {
+    "sums": Task("sums", _two_digit_sums, held_out=300),
     "sort-digits": Task("sort-digits", _sort_digits, "0123456789>"),
     "addition": Task("addition", _addition, "0123456789+="),
 }

@@ -52,7 +52,7 @@ class GRPOTrainer(SharedTrainer):
 
     model: a hub id, a folder, a .gguf file, or a loaded model. reward_funcs: one or several functions, names of
     built-in ones, `file.py:name`, or reward models. args (or arguments): a `GRPOConfig`. train_dataset: rows, a
-    `datasets` one, a file or a hub id.
+    `datasets` one, a file or a hub id. tools: Python functions, or a `Toolbox` that says how calls are written.
     """
 
     source: LanguageSource
@@ -72,7 +72,7 @@ class GRPOTrainer(SharedTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         quantization_config: Any = None,
         peft_config: Any = None,
-        tools: Sequence[Callable[..., Any]] | None = None,
+        tools: Any = None,
         environment: Any = None,
         *,
         arguments: LanguageConfig | None = None,
@@ -103,9 +103,9 @@ class GRPOTrainer(SharedTrainer):
         self.chat = chat
         scorer.pad = self.tokens.pad
         policy = LanguagePolicy(adapted, scorer, config.gradient_checkpointing, _autocast(config, adapted, model))
+        player = _player(config, chat, self.tokens, tools, environment)  # first: tools are part of every prompt
         prompts, held_out = _data(config, chat, train_dataset, eval_dataset)
         rewards = _rewards(config, reward_funcs, reward_processing_classes)
-        player = _player(config, chat, self.tokens, tools, environment)
         if not rewards.names and isinstance(player, OneAnswer):
             raise ConfigError(
                 "there is no reward: give reward_funcs, or set rewards to a built-in name (correctness, xml, …) or "
@@ -148,6 +148,8 @@ class GRPOTrainer(SharedTrainer):
     def _begin(self) -> dict[str, float | None]:
         """Before the first step: learn from references where that was asked for, and try the rewards."""
         found: dict[str, float | None] = {}
+        if self.config.eval_on_start:
+            found |= {f"before/{name}": value for name, value in self.source.evaluate(0).items()}
         if self.config.warm_start_steps:
             warm_start(self)
             if self.reference is not None:
@@ -437,14 +439,10 @@ def _data(config: LanguageConfig, chat: Chat, train: Any, held_out: Any) -> tupl
         raise ConfigError("there are no prompts: give train_dataset, or set dataset to a file, hub id or built-in task")
     prompts = _prompts(config, chat, train, config.dataset_split)
     held_out = config.eval_dataset if held_out is None else held_out
-    if held_out is None and config.dataset in TASKS:
+    split = config.eval_split or ("test" if held_out is None else "train")
+    if held_out is None and (config.dataset in TASKS or config.eval_split):
         held_out = config.dataset
-    if held_out is None and config.eval_split:
-        held_out = config.dataset
-    if held_out is None:
-        return prompts, None
-    split = config.eval_split or ("test" if held_out == config.dataset else "train")
-    return prompts, _prompts(config, chat, held_out, split)
+    return prompts, None if held_out is None else _prompts(config, chat, held_out, split)
 
 
 def _rewards(config: LanguageConfig, functions: Any, processing_classes: Any) -> Rewards:
@@ -465,6 +463,8 @@ def _rewards(config: LanguageConfig, functions: Any, processing_classes: Any) ->
 
 def _player(config: LanguageConfig, chat: Chat, tokens: Tokens, tools: Any, environment: Any) -> Player:
     if not (tools or environment or config.tools or config.environment):
+        if "max_turns" in config.model_fields_set:
+            raise ConfigError("max_turns has no effect here: it needs tools or an environment")
         return OneAnswer(tokens)
     from grpo.language.turns import make_conversation  # here: most runs have one answer
 

@@ -28,8 +28,9 @@ class Field:
 OWN_NAME = {
     "learning_rate": "", "weight_decay": "", "adam_beta1": "", "adam_beta2": "", "adam_epsilon": "",
     "max_grad_norm": "", "gradient_checkpointing": "ours false", "seed": "ours 0",
+    "eval_on_start": "reported as before/…",
     "project": "ours WANDB_PROJECT, TRACKIO_PROJECT or grpo",
-    "num_train_epochs": "ours: 100 steps, unless steps or epochs are given",
+    "num_train_epochs": "",
     "push_to_hub": "once, when training ends", "hub_model_id": "none: the run's name", "trust_remote_code": "",
     "max_completion_length": "ours 256", "temperature": "", "top_p": "", "repetition_penalty": "",
     "beta": "", "num_iterations": "", "epsilon": "", "delta": "",

@@ -64,7 +64,7 @@ REMEDY = f"give a folder that both sides can read (engine_kwargs: folder) and st
 TRANSIENT = {408, 429, 502, 503, 504}
 """Answers of a server that is overloaded or on its way; others do not get better by asking again."""
 ECHO = 0.2
-"""Nats by which vLLM may be off a token on average. bfloat16 makes hundredths of it, missing weights whole ones."""
+"""Nats by which vLLM may be off the median token. Seen: 0.04 in bfloat16, 3 with a head that no push reached."""
 REQUESTS = 256
 """Completions that are asked of a server at a time; it batches them itself."""
 
@@ -116,7 +116,7 @@ class VLLMEngine:
     ) -> list[Completion]:
         """`count` completions of each prompt, those of a prompt together; a seed for every completion."""
         room = check(self.model, prompts, count, sampling, seeds)
-        context = self._vllm.max_model_len
+        context = self.context
         for i, prompt in enumerate(prompts):
             if len(prompt) >= context:
                 raise ConfigError(
@@ -144,6 +144,11 @@ class VLLMEngine:
         ]
         known = scaled or sampling.temperature in (0.0, 1.0)
         return [self._completion(answer, known) for answer in self._vllm.complete(rows)]
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and completion together, at most."""
+        return int(self._vllm.max_model_len)
 
     def refresh(self) -> None:
         """Push the policy's weights, merged with its adapter, and make sure that they arrived."""

@@ -80,8 +80,6 @@ class Rewards:
         seed: int = 0,
     ) -> None:
         functions = list(functions) if isinstance(functions, (list, tuple)) else [functions]
-        if not functions:
-            raise ConfigError("there is no reward function; set rewards (reward_funcs), e.g. correctness")
         if names is not None and len(names) != len(functions):
             raise ConfigError(f"{len(names)} names for {len(functions)} reward functions")
         tokenizers = _tokenizers(processing_classes, len(functions))
@@ -272,7 +270,8 @@ def _judgement(
         for column, row, value in reply.extras:
             extras.setdefault(column, [None] * len(samples))[row] = value
     errors = {row: "; ".join(f"{name}: {v.error}" for name, v in found) for row, found in sorted(problems.items())}
-    for row in np.flatnonzero(np.isnan(parts_NK).all(1)).tolist():
+    unjudged_N = np.isnan(parts_NK).all(1) & np.array([sample.reward is None for sample in samples])
+    for row in np.flatnonzero(unjudged_N).tolist():
         errors.setdefault(row, f"no reward function applies to row {samples[row].prompt.row}")
     parts_NK[list(errors)] = np.nan
     metrics = {name: float(np.mean(values)) for name, values in logged.items()}

