@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -317,10 +318,8 @@ class GRPOTrainer(SharedTrainer):
     evaluate_rows = evaluate
 
     def reply(self, messages: Sequence[Message], **sampling: Any) -> str:
-        """What the model answers to a conversation."""
-        from dataclasses import replace
-
-        prompt = self.source.prompts.prompt({"prompt": list(messages)})
+        """What the model answers to a conversation; one without a chat template answers the last message alone."""
+        prompt = self.source.prompts.prompt(list(messages) if self.chat.templated else messages[-1]["content"])
         seed = seed_of(self.config.seed, EVALUATION, len(messages))
         drawn = replace(self.config.sampling, **sampling)
         return self.source.sample([prompt], 1, drawn, [seed])[0].text
@@ -375,7 +374,7 @@ def _name(config: LanguageConfig) -> str:
 
 def _model(config: LanguageConfig, model: Any, tokenizer: Any, adapter: bool) -> tuple[Any, Any]:
     """The module and its tokenizer, loaded or as given."""
-    if model is None and config.model == TINY:
+    if config.model == TINY and (model is None or model == TINY):
         made, own = built_in(config.dataset).tiny(config.seed)
         return made.to(loading.device_of(config)), tokenizer or own
     if model is None or isinstance(model, str):
@@ -524,8 +523,3 @@ def _schedule(config: LanguageConfig, given: Any) -> Callable[[int, int | None],
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"lr_schedule={config.lr_schedule}: {error}") from None
     return factor
-
-
-def metrics_of(report: Mapping[str, float | None]) -> dict[str, float]:
-    """Those that have a value."""
-    return {name: value for name, value in report.items() if value is not None}
