@@ -48,24 +48,26 @@ def trained(seed: int, folder: Path) -> dict[str, Any]:
     grpo("train", PRESET, "--seed", str(seed), "--logdir", str(folder))
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    last = looked(folder, "last")
     row = {
         "seed": seed,
         "wall_s": wall,
         "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
         "steps": rows[-1]["step"],
         "warm_start": rows[0]["warm_start/accuracy"],
-        "last": accuracy(folder, "last"),
-        "best": accuracy(folder, "best"),
+        "last": last["accuracy"],
+        "last_length": last["length"],
+        "best": looked(folder, "best")["accuracy"],
         "curve": [[r["step"], r["eval/accuracy"]] for r in rows if r.get("eval/accuracy") is not None],
     }
     row["reached"] = row["last"] >= LEAST and row["last"] - row["warm_start"] >= GAIN and wall < LIMIT
     return row
 
 
-def accuracy(folder: Path, checkpoint: str) -> float:
-    """Share of all held-out rows that a checkpoint answers rightly."""
+def looked(folder: Path, checkpoint: str) -> dict[str, float]:
+    """Means over all held-out rows, as a checkpoint answers them."""
     told = json.loads(grpo("eval", str(folder), "--checkpoint", checkpoint, "--json"))
-    return float(next(row["mean"] for row in told["results"] if row["quantity"] == "accuracy"))
+    return {row["quantity"]: row["mean"] for row in told["results"]}
 
 
 def main() -> None:

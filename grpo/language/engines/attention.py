@@ -37,7 +37,8 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         old = self.keys.shape[-2]
         new = old + key_states.shape[-2]
         if new > self._room[0].shape[-2]:
-            self._room = _with_room(self.keys, new + SPARE), _with_room(self.values, new + SPARE)
+            spare = min(SPARE, new)  # no more than there is: short answers to short prompts need little
+            self._room = _with_room(self.keys, new + spare), _with_room(self.values, new + spare)
         for room, states in zip(self._room, (key_states, value_states), strict=True):
             room[..., old:new, :] = states
         self.keys, self.values = (room[..., :new, :] for room in self._room)
