@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("grpo: interrupted", file=sys.stderr)
         return INTERRUPTED
     except ValueError as error:  # ConfigError, unknown recipe: what was asked for is wrong
-        print(f"grpo: {error}", file=sys.stderr)
+        from grpo.run.progress import printable
+
+        print("grpo: " + "\n".join(printable(line) for line in str(error).split("\n")), file=sys.stderr)
         return BAD_SETTINGS
 
 

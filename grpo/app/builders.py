@@ -19,6 +19,7 @@ from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
+from grpo.run.progress import printable
 from grpo.run.session import SamplesFailed, Summary
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.sinks import SinkError
@@ -136,11 +137,16 @@ def _guarded(job: Callable[[], Summary]) -> int:
             print(f"go on with: grpo train --resume {summary.folder}")
         return summary.exit_code
     except (FolderError, SinkError, ConfigError) as error:
-        print(f"grpo: {error}", file=sys.stderr)
+        print(f"grpo: {shown(error)}", file=sys.stderr)
         return BAD_SETTINGS
     except (Diverged, SamplesFailed, OSError) as error:
-        print(f"grpo: {error}", file=sys.stderr)
+        print(f"grpo: {shown(error)}", file=sys.stderr)
         return FAILED
+
+
+def shown(text: object) -> str:
+    """Text that may quote a model, line by line safe on a terminal."""
+    return "\n".join(printable(line) for line in str(text).split("\n"))
 
 
 def _create(resolved: Resolved) -> RunFolder:

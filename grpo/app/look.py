@@ -31,12 +31,14 @@ def trained(path: Path, which: str = "best") -> tuple[GRPOTrainer, checkpoint.Ch
         raise ConfigError(str(error)) from None
     if found is None:
         raise ConfigError(f"{path} has no checkpoint yet; train longer, or lower run.checkpoint_every")
-    trainer = TASKS[resolved.task].trainer(resolved.config)
+    trainer: Any = TASKS[resolved.task].trainer(resolved.config)
+    if hasattr(trainer.source, "same_data"):
+        trainer.source.same_data = False  # looking is not going on
     try:
         trainer.load_state(found.state)
     except ValueError as error:
         trainer.source.close()
-        raise ConfigError(f"{path}: {error}; a run with an actor of your own is evaluated in Python") from None
+        raise ConfigError(f"{path}: {error}; a run with a model of your own is evaluated in Python") from None
     return trainer, found
 
 

@@ -72,8 +72,6 @@ class Prompts:
         name = origin or getattr(rows, "origin", "the data set")
         given = (prompt_column, answer_column, answer_after, prompt_template)
         self._columns = Columns.choose(self.columns, name, *given)
-        self.longest: int | None = None
-        """Tokens of the longest prompt that takes part; None: not known before a stream is read."""
         if streamed:
             ordered = rows.shuffle(seed=seed, buffer_size=BUFFER) if shuffle else rows
             self._stream: Stream | None = Stream(ordered, self._streamed)
@@ -213,8 +211,13 @@ class Prompts:
             )
         self._found = Position(truncated=over) if cut else Position(dropped=over)
         kept_P = np.arange(len(fits_N)) if cut else fits_N.nonzero()[0]
-        longest = int(length_N[kept_P].max())
-        self.longest = longest if self._limit is None else min(longest, self._limit)
+        if over:
+            done = "cut at their beginning" if cut else "left out"
+            warnings.warn(
+                f"{over} of {len(fits_N)} prompts are over max_prompt_length={self._limit} and are {done}; raise it, "
+                "or see overlong_prompts",
+                stacklevel=3,
+            )
         return kept_P, digests
 
 

@@ -55,6 +55,8 @@ class Sample:
     """What an environment gave, in sum; None: there is none, or it did not say."""
     error: str | None = None
     """Why it failed: an environment or tool that broke, an engine that gave up."""
+    trace: str | None = None
+    """Where a reward function broke."""
     calls: int = 0
     """Tool calls made."""
     failed_calls: int = 0

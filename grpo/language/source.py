@@ -23,7 +23,7 @@ from grpo.language.engines import Engine, Sampling, Tokens
 from grpo.language.evaluate import Evaluation, evaluate
 from grpo.language.policy import LanguagePolicy
 from grpo.language.prompts import Prompts
-from grpo.language.rewards import Judgement, Rewards
+from grpo.language.rewards import Judgement, Rewards, spread
 from grpo.language.samples import Prompt, Sample
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts, Status
@@ -91,6 +91,8 @@ class LanguageSource:
         self.prompts, self.held_out, self.rewards, self.config = prompts, held_out, rewards, config
         self.max_steps: int | None = None
         """Of the run, for reward functions that ask."""
+        self.same_data = True
+        """Whether a saved state must have been made with this data; not where it is only looked at."""
         self.num_tokens = 0
         self._version: int | None = None
         self._metrics: dict[str, float | None] = {}
@@ -124,7 +126,7 @@ class LanguageSource:
             parts.append(part)
             handles.append(self.rewards.begin(part, step, self._state_for_rewards(step)))
         samples = [sample for part in parts for sample in part]
-        judged = joined([self.rewards.finish(handle) for handle in handles])
+        judged = joined([self.rewards.finish(handle) for handle in handles], self.rewards.names)
         return [self._with(sample, judged, row) for row, sample in enumerate(samples)], judged
 
     def sample(self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]) -> list[Sample]:
@@ -143,7 +145,7 @@ class LanguageSource:
         if sample.reward is not None:
             given["environment"] = sample.reward
         extras = {name: values[row] for name, values in judged.extras.items()}
-        return replace(sample, rewards=given, extras=extras, error=error)
+        return replace(sample, rewards=given, extras=extras, error=error, trace=judged.tracebacks.get(row))
 
     def _rollouts(self, samples: Sequence[Sample], judged: Judgement, count: int) -> Rollouts:
         device = self.policy.scorer.device
@@ -203,12 +205,13 @@ class LanguageSource:
         for name in ("mean", "min", "max"):
             value = float(getattr(np, name)(length_N[ended_N])) if ended_N.any() else None
             metrics[f"completions/{name}_terminated_length"] = value
+        metrics |= {f"prompts/{what}": float(count) for what, count in self.prompts.counts.items() if count}
         kept = [sample.kept for sample in samples if sample.kept is not None]
         if kept and self.config.sampling.truncates:
             metrics["sampling/kept_probability"] = float(np.mean(kept))
         environment = [sample.reward for sample in samples if sample.reward is not None]
         if environment:
-            metrics |= _spread("environment", np.array(environment))
+            metrics |= spread(["environment"], np.array(environment)[:, None])
         if any(sample.calls for sample in samples) or self.config.tools:
             calls = sum(sample.calls for sample in samples)
             metrics["tools/call_frequency"] = calls / len(samples)
@@ -253,6 +256,8 @@ class LanguageSource:
                 told["messages"] = list(sample.messages)
             if sample.error is not None:
                 told["error"] = sample.error
+            if sample.trace is not None:
+                told["traceback"] = sample.trace
             shown.append(told)
         return shown
 
@@ -275,7 +280,7 @@ class LanguageSource:
 
     def load_state(self, state: State) -> None:
         """Go on from there, with the same data."""
-        if state.values["data"] != self.prompts.fingerprint:
+        if self.same_data and state.values["data"] != self.prompts.fingerprint:
             raise ValueError(
                 "the data set has changed since this was saved; a run goes on with the rows it began with. Restore "
                 "them, or begin a new run from the model it left"
@@ -305,7 +310,7 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def joined(parts: Sequence[Judgement]) -> Judgement:
+def joined(parts: Sequence[Judgement], rewards: Sequence[str]) -> Judgement:
     """Judgements of consecutive parts of a batch as one; metrics are means over the rows."""
     if len(parts) == 1:
         return parts[0]
@@ -314,14 +319,15 @@ def joined(parts: Sequence[Judgement]) -> Judgement:
     names = list(dict.fromkeys(name for part in parts for name in part.metrics))
     columns = list(dict.fromkeys(name for part in parts for name in part.extras))
     metrics = {}
-    for name in names:
+    for name in names:  # exact for means; deviations are made again below
         known = [(part.metrics[name], n) for part, n in zip(parts, size, strict=True) if name in part.metrics]
         metrics[name] = float(np.average([value for value, _ in known], weights=[n for _, n in known]))
+    parts_NK = np.concatenate([part.parts_NK for part in parts])
     return Judgement(
-        parts_NK=np.concatenate([part.parts_NK for part in parts]),
+        parts_NK=parts_NK,
         errors={row + n: why for part, n in zip(parts, first, strict=True) for row, why in part.errors.items()},
         tracebacks={row + n: why for part, n in zip(parts, first, strict=True) for row, why in part.tracebacks.items()},
-        metrics=metrics,
+        metrics=metrics | spread(rewards, parts_NK),
         extras={
             name: [v for part, n in zip(parts, size, strict=True) for v in part.extras.get(name, [None] * int(n))]
             for name in columns
@@ -333,8 +339,3 @@ def _laid(rows: Sequence[Tensor], steps: int) -> Tensor:
     """Rows of different lengths as (N, T), 0 behind their end."""
     found = pad_sequence(list(rows), batch_first=True)
     return torch.nn.functional.pad(found, (0, steps - found.shape[1]))
-
-
-def _spread(name: str, values: np.ndarray) -> dict[str, float | None]:
-    deviation = float(values.std(ddof=1)) if len(values) > 1 else None
-    return {f"rewards/{name}/mean": float(values.mean()), f"rewards/{name}/std": deviation}

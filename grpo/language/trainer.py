@@ -112,6 +112,7 @@ class GRPOTrainer(SharedTrainer):
                 "there is no reward: give reward_funcs, or set rewards to a built-in name (correctness, xml, …) or "
                 "file.py:function"
             )
+        _expect_names(config, rewards.names)
         engine = make_engine(config.engine, adapted, self.tokens, **config.engine_kwargs)
         source = LanguageSource(policy, engine, player, self.tokens, prompts, held_out, rewards, config)
         source.output = self.save_model
@@ -127,7 +128,9 @@ class GRPOTrainer(SharedTrainer):
         self._lr = _schedule(config, optimizers[1])
         self._rates = [group["lr"] for group in self.optimizer.param_groups] if self.optimizer else []
         self._total: int | None = None
-        self._last: dict[str, float | None] = {}
+        self._told: dict[int, dict[str, float | None]] = {}
+        """Metrics of each step, evaluations too, for the model's card."""
+        self._place: Path | None = None
         self._looked = False
 
     # --- learning ---------------------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ class GRPOTrainer(SharedTrainer):
         for name in unnamed:
             del report.metrics[name]
         report.metrics |= {"learning_rate": rate, "epoch": self.source.epoch(report.step)} | first
-        self._last |= {name: value for name, value in report.metrics.items() if value is not None}
+        self._told[report.step] = report.metrics
         return report
 
     def _begin(self) -> dict[str, float | None]:
@@ -216,6 +219,7 @@ class GRPOTrainer(SharedTrainer):
         total = steps or self.total_steps(how)
         self.schedule(total)
         place, resume = self._folder(how, resume_from_checkpoint)
+        self._place = place.path
         reports: list[StepReport] = []
         told = Callbacks([*self._callbacks.all, *callbacks])
 
@@ -229,7 +233,9 @@ class GRPOTrainer(SharedTrainer):
                 return asked
             return asked or (value <= how.stop_at if how.best_by.startswith("-") else value >= how.stop_at)
 
-        every = how.evaluate_every if self.source.held_out is not None else None
+        every = how.evaluate_every
+        if every is not None and self.source.held_out is None:
+            raise ConfigError("run.evaluate_every (eval_steps): there are no held-out rows; give eval_dataset")
         told.begin(total)
         summary = run(
             self,
@@ -270,9 +276,7 @@ class GRPOTrainer(SharedTrainer):
 
     def _folder(self, how: RunConfig, resume: bool | str | None) -> tuple[RunFolder, bool]:
         """Where the run's results go, and whether it goes on there."""
-        now = datetime.now().astimezone()
-        names = {"name": how.name or _name(self.config), "task": "language", "seed": self.config.seed}
-        path = Path(how.logdir.format(timestamp=now.strftime("%Y%m%d-%H%M%S"), **names))
+        now, path = datetime.now().astimezone(), self._path()
         if isinstance(resume, str):
             path = Path(resume)
             path = path.parent.parent if path.parent.name == "checkpoints" else path
@@ -299,6 +303,18 @@ class GRPOTrainer(SharedTrainer):
         )
         return made, False
 
+    def _path(self) -> Path:
+        """Where the run's folder is, or would be."""
+        names = {"name": self.config.run.name or _name(self.config), "task": "language", "seed": self.config.seed}
+        now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        try:
+            return Path(self.config.run.logdir.format(timestamp=now, **names))
+        except (KeyError, IndexError, ValueError):
+            raise ConfigError(
+                f"output_dir={self.config.run.logdir!r}: the words that are filled in are {{name}}, {{task}}, {{seed}} "
+                "and {timestamp}"
+            ) from None
+
     # --- what came of it --------------------------------------------------------------------------------------------
 
     @property
@@ -310,7 +326,8 @@ class GRPOTrainer(SharedTrainer):
         """Accuracy, pass@k and rewards on held-out rows: `eval_dataset`, or the ones given here."""
         prompts = self.source.held_out
         if dataset is not None:
-            prompts = _prompts(self.config, self.chat, dataset, self.config.eval_split or "train")
+            own = isinstance(dataset, str) and (dataset in TASKS or dataset == self.config.dataset)
+            prompts = _prompts(self.config, self.chat, dataset, (self.config.eval_split or "test") if own else "train")
         if prompts is None:
             raise ConfigError("there are no held-out rows; give eval_dataset, or a data set to evaluate on")
         return self.source.judge_rows(prompts, samples or self.config.eval_samples, limit)
@@ -326,7 +343,7 @@ class GRPOTrainer(SharedTrainer):
 
     def save_model(self, output_dir: str | Path | None = None, merge: bool = False) -> Path:
         """A folder that `AutoModelForCausalLM.from_pretrained` loads (or PEFT, unless merged), with its card."""
-        path = Path(output_dir or Path(self.config.run.logdir) / "model")
+        path = Path(output_dir) if output_dir else (self._place or self._path()) / "model"
         return output.save_model(
             self.model,
             self.tokens.tokenizer,
@@ -334,7 +351,7 @@ class GRPOTrainer(SharedTrainer):
             self.config,
             merge=merge,
             step=self.steps_done,
-            metrics=self._last,
+            metrics=self._told.get(self.steps_done),
             rewards=tuple(self.source.rewards.names),
             data=self.config.dataset,
         )
@@ -342,6 +359,8 @@ class GRPOTrainer(SharedTrainer):
     def push_to_hub(self, folder: str | Path | None = None) -> str:
         """Upload a saved model (it is written first where no folder is given); returns where it is."""
         path = self.save_model() if folder is None else Path(folder)
+        if not path.exists():
+            raise ConfigError(f"{path}: the model was not written, so that it cannot be uploaded; see events.jsonl")
         repo = self.config.hub_model_id or self.config.run.name or _name(self.config)
         return output.push(path, repo, self.config.hub_private)
 
@@ -439,6 +458,8 @@ def _data(config: LanguageConfig, chat: Chat, train: Any, held_out: Any) -> tupl
     prompts = _prompts(config, chat, train, config.dataset_split)
     held_out = config.eval_dataset if held_out is None else held_out
     split = config.eval_split or ("test" if held_out is None else "train")
+    if held_out is None and config.eval_split and not config.dataset:
+        raise ConfigError("eval_split needs dataset or eval_dataset, by name")
     if held_out is None and (config.dataset in TASKS or config.eval_split):
         held_out = config.dataset
     return prompts, None if held_out is None else _prompts(config, chat, held_out, split)
@@ -458,6 +479,15 @@ def _rewards(config: LanguageConfig, functions: Any, processing_classes: Any) ->
         settings=config.model_dump(),
         seed=config.seed,
     )
+
+
+def _expect_names(config: LanguageConfig, names: Sequence[str]) -> None:
+    """Settings that speak of rewards, before anything is computed."""
+    if config.eval_by is not None and config.eval_by not in (*names, "environment"):
+        raise ConfigError(f"eval_by={config.eval_by} is none of the rewards: {', '.join(names)}")
+    weights, own = config.algorithm.reward_weights, len(names)
+    if weights is not None and len(weights) not in (own, own + 1):  # an environment's own comes last
+        raise ConfigError(f"reward_weights has {len(weights)} numbers for {own} rewards: {', '.join(names)}")
 
 
 def _player(config: LanguageConfig, chat: Chat, tokens: Tokens, tools: Any, environment: Any) -> Player:

@@ -33,6 +33,13 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Texts that end a completion; the token that completes one is kept."""
 
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_new_tokens < 1 or self.top_k < 0:
+            raise ValueError(
+                f"temperature must not be negative, top_p lies in (0, 1], top_k is 0 or more and at least one token is "
+                f"sampled; got {self.temperature:g}, {self.top_p:g}, {self.top_k}, {self.max_new_tokens}"
+            )
+
     @property
     def truncates(self) -> bool:
         """Whether tokens are drawn from anything but the model's own distribution."""

@@ -270,17 +270,24 @@ def _judgement(
         for column, row, value in reply.extras:
             extras.setdefault(column, [None] * len(samples))[row] = value
     errors = {row: "; ".join(f"{name}: {v.error}" for name, v in found) for row, found in sorted(problems.items())}
-    unjudged_N = np.isnan(parts_NK).all(1) & np.array([sample.reward is None for sample in samples])
+    unjudged_N = np.isnan(parts_NK).all(1) & np.array([sample.reward is None for sample in samples], dtype=bool)
     for row in np.flatnonzero(unjudged_N).tolist():
         errors.setdefault(row, f"no reward function applies to row {samples[row].prompt.row}")
     parts_NK[list(errors)] = np.nan
     metrics = {name: float(np.mean(values)) for name, values in logged.items()}
+    metrics |= spread(names, parts_NK)
+    tracebacks = {row: "\n".join(v.trace for _, v in found if v.trace) for row, found in problems.items()}
+    return Judgement(parts_NK, errors, {row: text for row, text in tracebacks.items() if text}, metrics, extras)
+
+
+def spread(names: Sequence[str], parts_NK: np.ndarray) -> dict[str, float]:
+    """Mean and deviation of each reward, over the rows it has an opinion on."""
+    metrics: dict[str, float] = {}
     for k, name in enumerate(names):
         if len(known := parts_NK[~np.isnan(parts_NK[:, k]), k]):
             metrics[f"rewards/{name}/mean"] = float(known.mean())
             metrics[f"rewards/{name}/std"] = float(known.std(ddof=1)) if len(known) > 1 else 0.0
-    tracebacks = {row: "\n".join(v.trace for _, v in found if v.trace) for row, found in problems.items()}
-    return Judgement(parts_NK, errors, {row: text for row, text in tracebacks.items() if text}, metrics, extras)
+    return metrics
 
 
 # --- what was given -------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from tests.unit.language.functions import (
     correctness,
     correctness_reward,
     digits,
+    fragile,
     math_problem_reward_function,
     never,
     reasoning_reward,
@@ -426,3 +427,57 @@ def test_the_checkpoint_keeps_the_adapter_alone(folder, tmp_path):
     trainer.train(progress=None)
     found = checkpoint.resume_point(RunFolder.open(tmp_path / "run"), None)
     assert all("lora" in name for name in found.state.arrays if name.startswith("policy/"))
+
+
+# --- nothing silent -------------------------------------------------------------------------------------------------
+
+
+def test_prompts_that_are_left_out_are_said_and_counted(folder):
+    rows = [*ROWS, {"prompt": "x" * 90, "answer": "1"}]
+    with pytest.warns(UserWarning, match="1 of 7 prompts are over max_prompt_length=40 and are left out"):
+        trainer = GRPOTrainer(model=folder, reward_funcs=digits, train_dataset=rows, args=small(max_prompt_length=40))
+    assert trainer.step()["prompts/dropped"] == 1
+    trainer.source.close()
+
+
+def test_a_reward_that_breaks_for_one_sample_leaves_its_traceback(folder):
+    trainer = GRPOTrainer(model=folder, reward_funcs=fragile, train_dataset=ROWS, args=small())
+    report = trainer.step()
+    shown = trainer.source.show(report.experience.rollouts)
+    broken_rows = [row for row in shown if "error" in row]
+    assert 0 < len(broken_rows) == report["failed"] < len(shown)
+    assert "fragile" in broken_rows[0]["error"] and "ZeroDivisionError" in broken_rows[0]["traceback"]
+    trainer.source.close()
+
+
+def test_the_model_goes_beside_the_run_and_its_card_tells_that_step(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = small(save_directory="kept", model_name="mine", max_steps=2, eval_steps=1)
+    trainer = GRPOTrainer(model=folder, reward_funcs=digits, args=config, train_dataset=ROWS, eval_dataset=ROWS)
+    reports = trainer.train(progress=None)
+    assert trainer.save_model().samefile("kept/mine/model")
+    card = Path("kept/mine/model/README.md").read_text()
+    assert f"| eval/accuracy | {reports[-1]['eval/accuracy']:.4g} |" in card and "step 2" in card
+    with pytest.raises(ConfigError, match="words that are filled in"):
+        GRPOTrainer(model=folder, reward_funcs=digits, args=small(output_dir="a{b}"), train_dataset=ROWS).train()
+
+
+def test_wishes_that_cannot_be_met_are_refused_at_once(folder):
+    given = {"model": folder, "reward_funcs": digits, "train_dataset": ROWS}
+    with pytest.raises(ConfigError, match="eval_by=other"):
+        GRPOTrainer(args=small(eval_by="other"), **given)
+    with pytest.raises(ConfigError, match="3 numbers for 1 rewards"):
+        GRPOTrainer(args=small(reward_weights=[1, 2, 3]), **given)
+    with pytest.raises(ConfigError, match="eval_split needs"):
+        GRPOTrainer(args=small(eval_split="test"), **given)
+    with pytest.raises(ConfigError, match="no held-out rows"):
+        GRPOTrainer(args=small(eval_steps=1, max_steps=1), **given).train(progress=None)
+    with pytest.raises(ValueError, match="temperature must not be negative"):
+        GRPOTrainer(args=small(), **given).reply([{"role": "user", "content": "hi"}], temperature=-1)
+
+
+def test_metrics_do_not_depend_on_how_many_are_sampled_at_a_time(folder, tmp_path):
+    whole, parts = make(folder, tmp_path).step(), make(folder, tmp_path, rows_per_generation=4).step()
+    assert set(whole) == set(parts)
+    for name, value in whole.items():
+        assert parts[name] == (None if value is None else pytest.approx(value, rel=1e-3, abs=1e-5)), name
