@@ -107,7 +107,7 @@ def test_long_prompts_are_dropped_and_counted():
     rows = [{"prompt": "x" * n} for n in (1, 50, 2)]
     found = prompts(rows, max_length=10, shuffle=False)
     assert numbers(found.first()) == [0, 2]
-    assert (found.counts, found.longest) == ({"dropped": 1, "truncated": 0}, 5)
+    assert found.counts == {"dropped": 1, "truncated": 0}
 
 
 def test_truncation_keeps_the_end_and_the_text_says_so():
@@ -115,14 +115,14 @@ def test_truncation_keeps_the_end_and_the_text_says_so():
     found = prompts(rows, max_length=5, overlong="truncate")
     assert (found[0].text, len(found[0].ids), found[0].truncated) == ("fgh<eos><|assistant|>", 5, True)
     assert not found[1].truncated
-    assert (found.counts, found.longest) == ({"dropped": 0, "truncated": 1}, 5)
+    assert found.counts == {"dropped": 0, "truncated": 1}
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_length": 8}, {"max_length": 8, "overlong": "truncate"}])
 def test_several_processes_find_the_same(settings):
     data = Dataset.from_list([{"prompt": "x" * n, "answer": str(n)} for n in range(1, 9)])
     one, two = prompts(data, **settings), prompts(data, num_proc=2, **settings)
-    assert (one.fingerprint, one.counts, one.longest) == (two.fingerprint, two.counts, two.longest)
+    assert (one.fingerprint, one.counts) == (two.fingerprint, two.counts)
     assert one.first() == two.first()
 
 
