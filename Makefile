@@ -14,8 +14,8 @@ help: ## list these targets
 train: $(READY) ## balance a pole: CartPole, solved in seconds; curve and video go to runs/
 	$(BIN)/grpo train cartpole
 
-test: $(READY) ## run the whole test suite
-	$(BIN)/python -m pytest
+test: $(READY) ## run the whole test suite, on two cores
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint ## lint, then the fast tests; run it before every commit
 	$(BIN)/python -m pytest -q tests/unit tests/architecture

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cached_property
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
@@ -37,6 +36,8 @@ class GRPOConfig(BaseModel):
     """What every domain shares."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    dialect: ClassVar[str] = "grpo"
+    """Whose words the constructor takes."""
 
     loss_type: str = "plain"
     """The recipe: a row of the table that `grpo presets --recipes` prints."""
@@ -138,7 +139,7 @@ class GRPOConfig(BaseModel):
     def but(self, **settings: Any) -> Self:
         """These settings with some changed."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "recipe"}
-        words = signature(type(self).__init__).parameters["_dialect"].default  # what is here has been translated
+        words = type(self).dialect  # of what is new; what is here has been translated
         changed, _ = translate(settings, words)
         return type(self)(_dialect=OWN, **given | self.recipe | changed)
 

@@ -6,7 +6,7 @@ concerns the run goes to `config.run`, everything else becomes one of the names 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
 
@@ -19,6 +19,8 @@ from grpo.run.config import RunConfig
 
 class LanguageConfig(GRPOConfig):
     """The algorithm's settings with those of language models."""
+
+    dialect: ClassVar[str] = "trl"
 
     # --- the model
     model: str = ""

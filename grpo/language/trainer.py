@@ -326,8 +326,10 @@ class GRPOTrainer(SharedTrainer):
         """Accuracy, pass@k and rewards on held-out rows: `eval_dataset`, or the ones given here."""
         prompts = self.source.held_out
         if dataset is not None:
-            own = isinstance(dataset, str) and (dataset in TASKS or dataset == self.config.dataset)
-            prompts = _prompts(self.config, self.chat, dataset, (self.config.eval_split or "test") if own else "train")
+            own = isinstance(dataset, str) and dataset == self.config.dataset
+            split = self.config.eval_split if own and self.config.eval_split else "train"
+            split = "test" if isinstance(dataset, str) and dataset in TASKS else split
+            prompts = _prompts(self.config, self.chat, dataset, split)
         if prompts is None:
             raise ConfigError("there are no held-out rows; give eval_dataset, or a data set to evaluate on")
         return self.source.judge_rows(prompts, samples or self.config.eval_samples, limit)
