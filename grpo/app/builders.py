@@ -152,17 +152,7 @@ def shown(text: object) -> str:
 def _create(resolved: Resolved) -> RunFolder:
     """The run's folder, before anything heavy is built: an unwritable place is found at once."""
     now = datetime.now().astimezone()
-    names = {
-        "name": resolved.name,
-        "task": resolved.task,
-        "timestamp": now.strftime("%Y%m%d-%H%M%S"),
-        "seed": resolved.config.seed,
-    }
-    try:
-        path = Path(resolved.run.logdir.format(**names))
-    except (KeyError, IndexError, ValueError):
-        known = ", ".join(f"{{{name}}}" for name in names)
-        raise ConfigError(f"run.logdir={resolved.run.logdir!r}: the words that are filled in are {known}") from None
+    path = resolved.run.folder(resolved.name, resolved.task, resolved.config.seed, now)
     if "{timestamp}" in resolved.run.logdir:  # two runs in one second
         taken, number = path, 2
         while path.exists():
@@ -210,18 +200,9 @@ def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False
             steps,
             folder,
             resume=resume,
-            checkpoint_every=how.checkpoint_every,
-            keep_last=how.keep_last,
-            keep_best=how.keep_best,
-            best_by=how.best_by,
-            sample_every=how.sample_every,
-            sinks=how.trackers,
-            project=how.project,
-            log_every=how.log_every,
+            **how.plan(),
             evaluate=evaluate if how.evaluate_every else None,
-            evaluate_every=how.evaluate_every,
             stop=partial(_enough, how),
-            failure_budget=how.failure_budget,
             at=at,
         )
         if summary.step > steps:
@@ -262,8 +243,4 @@ def _enough(how: RunConfig, report: StepReport) -> bool:
             raise ConfigError("run.env_steps: this task counts no environment steps; use run.steps")
         if (report["env_steps"] or 0.0) >= how.env_steps:
             return True
-    name = how.best_by.removeprefix("-")
-    value = report.get(name)
-    if how.stop_at is None or value is None:
-        return False
-    return value <= how.stop_at if how.best_by.startswith("-") else value >= how.stop_at
+    return how.reached(report)

@@ -57,7 +57,7 @@ def evaluate_prompts(
     trainer, saved = trained(path, which)
     judge: Any = trainer
     try:
-        found = judge.evaluate_rows(dataset, samples, limit)
+        found = judge.evaluate(dataset, samples, limit)
     finally:
         trainer.source.close()
     rows, (prompts, each) = found.table(), found.length_PS.shape

@@ -65,7 +65,7 @@ class Evaluation:
         return rows
 
 
-def evaluate(source: LanguageSource, prompts: Prompts, samples: int, limit: int | None, step: int) -> Evaluation:
+def evaluate(source: LanguageSource, prompts: Prompts, samples: int, limit: int | None) -> Evaluation:
     """The policy's answers to the first `limit` prompts, judged. One sample: the likeliest tokens."""
     chosen = prompts.first(limit)
     sampling = replace(source.config.sampling, temperature=0.0) if samples == 1 else source.config.sampling

@@ -28,8 +28,8 @@ from grpo.language.samples import Prompt, Sample
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts, Status
 
-TRAINING, EVALUATION, PREFLIGHT = 0, 1, 2
-"""Streams of randomness."""
+TRAINING, PREFLIGHT = 0, 2
+"""Streams of randomness; evaluation has its own."""
 
 
 class Player(Protocol):
@@ -266,11 +266,11 @@ class LanguageSource:
         if self.held_out is None:
             return {}
         limit, samples = self.config.eval_prompts, self.config.eval_samples
-        return self.judge_rows(self.held_out, samples, limit, step).metrics()
+        return self.judge_rows(self.held_out, samples, limit).metrics()
 
-    def judge_rows(self, prompts: Prompts, samples: int, limit: int | None, step: int = 0) -> Evaluation:
+    def judge_rows(self, prompts: Prompts, samples: int, limit: int | None) -> Evaluation:
         """How well these rows are answered: greedily for one sample a prompt, else sampled."""
-        return evaluate(self, prompts, samples, limit, step)
+        return evaluate(self, prompts, samples, limit)
 
     # --- what is kept -----------------------------------------------------------------------------------------------
 

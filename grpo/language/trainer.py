@@ -27,12 +27,12 @@ from grpo.language.chat import Chat, prepare_tokenizer
 from grpo.language.config import LanguageConfig
 from grpo.language.engines import Tokens
 from grpo.language.engines.choose import make_engine
-from grpo.language.evaluate import Evaluation
+from grpo.language.evaluate import EVALUATION, Evaluation
 from grpo.language.policy import LanguagePolicy, Scorer
 from grpo.language.prompts import Prompts, load
 from grpo.language.rewards import Rewards
 from grpo.language.samples import Message
-from grpo.language.source import EVALUATION, PREFLIGHT, LanguageSource, OneAnswer, Player, seed_of
+from grpo.language.source import PREFLIGHT, LanguageSource, OneAnswer, Player, seed_of
 from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.language.vinference import vInference
 from grpo.language.warmup import warm_start
@@ -227,14 +227,9 @@ class GRPOTrainer(SharedTrainer):
             if reports:
                 reports[-1].forget()
             reports.append(report)
-            asked = told.step_done(report, total)
-            value = report.get(how.best_by.removeprefix("-"))
-            if how.stop_at is None or value is None:
-                return asked
-            return asked or (value <= how.stop_at if how.best_by.startswith("-") else value >= how.stop_at)
+            return told.step_done(report, total) or how.reached(report)
 
-        every = how.evaluate_every
-        if every is not None and self.source.held_out is None:
+        if how.evaluate_every is not None and self.source.held_out is None:
             raise ConfigError("run.evaluate_every (eval_steps): there are no held-out rows; give eval_dataset")
         told.begin(total)
         summary = run(
@@ -242,19 +237,10 @@ class GRPOTrainer(SharedTrainer):
             total,
             place,
             resume=resume,
-            checkpoint_every=how.checkpoint_every,
-            keep_last=how.keep_last,
-            keep_best=how.keep_best,
-            best_by=how.best_by,
-            sample_every=how.sample_every,
-            sinks=how.trackers,
-            project=how.project,
-            log_every=how.log_every,
+            **how.plan(),
             progress=progress,
-            evaluate=self.source.evaluate if every else None,
-            evaluate_every=every,
+            evaluate=self.source.evaluate if how.evaluate_every else None,
             stop=enough,
-            failure_budget=how.failure_budget,
         )
         told.end(total)
         self._finish(summary)
@@ -305,15 +291,8 @@ class GRPOTrainer(SharedTrainer):
 
     def _path(self) -> Path:
         """Where the run's folder is, or would be."""
-        names = {"name": self.config.run.name or _name(self.config), "task": "language", "seed": self.config.seed}
-        now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        try:
-            return Path(self.config.run.logdir.format(timestamp=now, **names))
-        except (KeyError, IndexError, ValueError):
-            raise ConfigError(
-                f"output_dir={self.config.run.logdir!r}: the words that are filled in are {{name}}, {{task}}, {{seed}} "
-                "and {timestamp}"
-            ) from None
+        how, now = self.config.run, datetime.now().astimezone()
+        return how.folder(how.name or _name(self.config), "language", self.config.seed, now)
 
     # --- what came of it --------------------------------------------------------------------------------------------
 
@@ -333,8 +312,6 @@ class GRPOTrainer(SharedTrainer):
         if prompts is None:
             raise ConfigError("there are no held-out rows; give eval_dataset, or a data set to evaluate on")
         return self.source.judge_rows(prompts, samples or self.config.eval_samples, limit)
-
-    evaluate_rows = evaluate
 
     def reply(self, messages: Sequence[Message], **sampling: Any) -> str:
         """What the model answers to a conversation; one without a chat template answers the last message alone."""

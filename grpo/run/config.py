@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field
+
+from grpo.config import ConfigError
 
 
 class RunConfig(BaseModel):
@@ -42,3 +49,28 @@ class RunConfig(BaseModel):
     """Share of the samples of the last 100 steps that may fail before the run stops."""
     project: str | None = None
     """The project's name at wandb or trackio; None: WANDB_PROJECT, TRACKIO_PROJECT, or grpo."""
+
+    def plan(self) -> dict[str, Any]:
+        """The arguments of `grpo.run.loop.run` that are settings."""
+        names = ("checkpoint_every", "keep_last", "keep_best", "best_by", "sample_every", "log_every", "project")
+        return {name: getattr(self, name) for name in names} | {
+            "sinks": self.trackers,
+            "failure_budget": self.failure_budget,
+            "evaluate_every": self.evaluate_every,
+        }
+
+    def reached(self, metrics: Mapping[str, float | None]) -> bool:
+        """Whether `best_by` is as good as `stop_at` asks for."""
+        value = metrics.get(self.best_by.removeprefix("-"))
+        if self.stop_at is None or value is None:
+            return False
+        return value <= self.stop_at if self.best_by.startswith("-") else value >= self.stop_at
+
+    def folder(self, name: str, task: str, seed: int, now: datetime) -> Path:
+        """`logdir` with its words filled in."""
+        words = {"name": name, "task": task, "seed": seed, "timestamp": now.strftime("%Y%m%d-%H%M%S")}
+        try:
+            return Path(self.logdir.format(**words))
+        except (KeyError, IndexError, ValueError):
+            known = ", ".join(f"{{{word}}}" for word in words)
+            raise ConfigError(f"run.logdir={self.logdir!r}: the words that are filled in are {known}") from None

@@ -4,13 +4,13 @@ import asyncio
 import os
 import random
 import re
-import signal
 import sys
 import time
 
 import numpy as np
 
 from grpo.language.rewards import messages
+from tests.faults.calls import deaf, interrupt, spins
 
 
 def right(completion, answer):
@@ -26,7 +26,7 @@ def behaves(completion):
     return {
         "raises": raises,
         "exits": lambda: sys.exit(0),
-        "interrupts": interrupts,
+        "interrupts": interrupt,
         "dies": lambda: os._exit(3),
         "sleeps": lambda: time.sleep(1000),
         "spins": spins,
@@ -54,20 +54,6 @@ def behaves(completion):
 
 def raises():
     raise ValueError("no\nsuch reward")
-
-
-def interrupts():
-    raise KeyboardInterrupt
-
-
-def spins():
-    while True:
-        pass
-
-
-def deaf():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    spins()
 
 
 def moves():
