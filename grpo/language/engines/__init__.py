@@ -9,7 +9,7 @@ All pass the same conformance tests. Sampled ids are kept as sampled: nothing is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -74,6 +74,12 @@ class Engine(Protocol):
 
         The same seed, prompt and weights give the same completion, whatever else is in the batch (up to rounding).
         """
+        ...
+
+    def stream(
+        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """The same, a prompt's number and its completions at a time, as soon as the last of them has ended."""
         ...
 
     def refresh(self) -> None:
