@@ -6,6 +6,7 @@ No files, clocks, logs or devices in here: a run puts those around it.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -218,9 +219,15 @@ class GRPOTrainer:
                 values, logp_NT = self._accumulated(batch, parts)
                 return values | ({"microbatch_halvings": float(self._halvings)} if self._halvings else {}), logp_NT
             except torch.OutOfMemoryError:
-                if all(len(rows) == 1 for rows in parts):
+                made_room = getattr(self.source, "make_room", bool)()
+                if not made_room and all(len(rows) == 1 for rows in parts):
                     raise
-            self._halvings += 1  # outside of `except`, which keeps the tensors of the pass that failed
+            # From here on outside of `except`, which keeps the tensors of the pass that failed.
+            if made_room:
+                warnings.warn("out of memory: what sampling keeps between steps is let go of after each from here on",
+                              stacklevel=4)  # fmt: skip
+                continue
+            self._halvings += 1
             warnings.warn("out of memory: micro-batches are half as large from here on, the gradient is the same",
                           stacklevel=4)  # fmt: skip
 
@@ -343,7 +350,7 @@ class GRPOTrainer:
             values["optimizer_kind"] = type(self.optimizer).__name__
             arrays |= {f"optimizer/{name}": tensor for name, tensor in tensors.items()}
         source = self.source.state()
-        arrays |= {f"source/{name}": array for name, array in source.arrays.items()}
+        arrays |= {f"source/{name}": _copied(array) for name, array in source.arrays.items()}
         return State(values | {"source": dict(source.values)}, arrays)
 
     @torch.no_grad()
@@ -378,6 +385,10 @@ def _renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:
     """The same rows with group g called slots[g]: a start that is sampled again keeps its place."""
     ids = [slots[group] for group in rollouts.group_N.tolist()]
     return rollouts.but(group_N=torch.tensor(ids, device=rollouts.group_N.device))
+
+
+def _copied(array: Any) -> Any:
+    return array.detach().clone() if isinstance(array, Tensor) else copy.copy(array)
 
 
 def _part(state: State, kind: str) -> dict[str, Any]:

@@ -125,6 +125,28 @@ def test_out_of_memory_halves_the_micro_batch(monkeypatch):
     )
 
 
+def test_out_of_memory_first_takes_what_sampling_keeps(monkeypatch):
+    made = trainer(0, policy=(p := Softmax()), optimizer=torch.optim.SGD(p.parameters(), lr=0.5))
+    score, sizes, held = made.policy.score, [], [True]
+
+    def small_memory(rows, entropy=False):
+        if torch.is_grad_enabled():
+            sizes.append(len(rows))
+            if held[0] or len(rows) > 20:
+                raise torch.OutOfMemoryError("no room")
+        return score(rows, entropy)
+
+    def make_room():
+        had, held[0] = held[0], False
+        return had
+
+    monkeypatch.setattr(made.policy, "score", small_memory)
+    monkeypatch.setattr(made.source, "make_room", make_room, raising=False)
+    with pytest.warns(UserWarning, match="what sampling keeps between steps is let go"):
+        made.step(STATES)
+    assert sizes == [32, 32, 16, 16]
+
+
 def frozen_bytes(made):
     state = made.state()
     return {name: tensor.clone() for name, tensor in state.arrays.items()}

@@ -9,9 +9,10 @@ All pass the same conformance tests. Sampled ids are kept as sampled: nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from itertools import islice
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -89,6 +90,15 @@ class Engine(Protocol):
     def close(self) -> None:
         """Let go of processes and memory."""
         ...
+
+
+_Made = TypeVar("_Made")
+
+
+def in_groups(made: Iterable[_Made], count: int) -> Iterator[tuple[int, list[_Made]]]:
+    """What comes in the order of the prompts, `count` of each: a prompt's number and its own at a time."""
+    rest = iter(made)
+    yield from enumerate(iter(lambda: list(islice(rest, count)), []))
 
 
 @dataclass(frozen=True)

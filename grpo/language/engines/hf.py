@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteriaList
 
 from grpo.config import ConfigError
-from grpo.language.engines import Completion, Sampling, Stop, Tokens
+from grpo.language.engines import Completion, Sampling, Stop, Tokens, in_groups
 from grpo.language.engines.inline import bare, check, evaluating, left_padded
 from grpo.language.engines.sampling import StopTexts
 
@@ -41,14 +41,19 @@ class HFEngine:
 
         The same seeds and prompts in the same order give the same completions; a row alone may give another one.
         """
-        room = check(self.model, prompts, count, sampling, seeds)
-        made: dict[int, list[Completion]] = {}
-        with torch.no_grad(), evaluating(self.model), _plain_settings(self.model):
-            for batch in self._batches(prompts, room, count, sampling):
-                mine = [seeds[i * count + j] for i in batch for j in range(count)]
-                rows = self._batch([prompts[i] for i in batch], room[batch[0]], count, sampling, mine)
-                made |= {i: rows[k * count : (k + 1) * count] for k, i in enumerate(batch)}
+        made = dict(self.stream(prompts, count, sampling, seeds))
         return [completion for i in range(len(prompts)) for completion in made[i]]
+
+    def stream(
+        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """The same, a prompt at a time; those of a batch end together."""
+        room = check(self.model, prompts, count, sampling, seeds)
+        for batch in self._batches(prompts, room, count, sampling):
+            mine = [seeds[i * count + j] for i in batch for j in range(count)]
+            with torch.no_grad(), evaluating(self.model), _plain_settings(self.model):
+                rows = self._batch([prompts[i] for i in batch], room[batch[0]], count, sampling, mine)
+            yield from ((batch[k], group) for k, group in in_groups(rows, count))
 
     def refresh(self) -> None:
         """Nothing to fetch: these are the policy's weights."""

@@ -1,15 +1,19 @@
 """Our own sampling loop over the very module that is trained: no copy of the weights, nothing to keep in step.
 
 A prompt is read once and its keys and values are shared out to its completions; rows that have ended leave the batch,
-so that the cost follows the rows that are still written. Log-probs are recorded as the tokens are drawn.
+so that the cost follows the rows that are still written. Log-probs are recorded as the tokens are drawn. On a GPU the
+steps are captured as CUDA graphs (`graphed`), where the model allows it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-from collections.abc import Iterator, Sequence
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +24,9 @@ from grpo.config import ConfigError
 from grpo.language.engines import Completion, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
 from grpo.language.engines.sampling import StopTexts, draw, uniforms
+
+if TYPE_CHECKING:
+    from grpo.language.engines.graphed.machine import Machine
 
 TOKENS_AT_A_TIME = 16_384
 """Of prompts in one pass: enough to keep a GPU busy, and little memory."""
@@ -33,13 +40,27 @@ class InlineEngine:
     row_seeds = True
     """A completion depends on its own seed alone, not on what else is in the batch."""
 
-    def __init__(self, model: nn.Module, tokens: Tokens, *, rows_at_a_time: int | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tokens: Tokens,
+        *,
+        rows_at_a_time: int | None = None,
+        graphs: bool | None = None,
+        pages: int | None = None,
+    ) -> None:
+        """rows_at_a_time, pages (of keys and values): at most; None: by need. graphs: None: where there is a GPU."""
         reason = self.supports(model)
         if reason:
             raise ConfigError(f"engine=inline cannot run this model: {reason}; use engine=transformers")
         self.model, self.tokens, self.rows_at_a_time = model, tokens, rows_at_a_time
         known = inspect.signature(bare(model).forward).parameters
         self._takes = {name for name in ("position_ids", "logits_to_keep") if name in known}
+        self._pages = pages
+        on_gpu = next(model.parameters()).device.type == "cuda"
+        self._machine: Machine | None = None
+        self._graphs = on_gpu if graphs is None else graphs
+        """Whether steps are captured; not again once it has been found that they cannot be."""
 
     @staticmethod
     def supports(model: nn.Module) -> str | None:
@@ -67,30 +88,95 @@ class InlineEngine:
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
         """`count` completions of each prompt, those of a prompt together; a seed for every completion."""
+        made = dict(self.stream(prompts, count, sampling, seeds))
+        return [completion for number in range(len(prompts)) for completion in made[number]]
+
+    @torch.no_grad()
+    def stream(
+        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """The same, a prompt's number and its completions at a time, as soon as the last of them has ended."""
         room = check(self.model, prompts, count, sampling, seeds)
+        if not prompts:
+            return
+        machine = self._graphed(max(map(len, prompts)) + max(room))
+        with evaluating(self.model):
+            if machine is not None:
+                from grpo.language.engines.graphed.rollout import Rollout
+
+                yield from Rollout(machine, prompts, room, count, sampling, seeds, self.rows_at_a_time)()
+                return
+            groups: dict[int, dict[int, Completion]] = {}
+            for row, completion in self._rows(prompts, room, count, sampling, seeds):
+                group = groups.setdefault(row // count, {})
+                group[row % count] = completion
+                if len(group) == count:
+                    yield row // count, [group[member] for member in range(count)]
+
+    def _graphed(self, positions: int) -> Machine | None:
+        """What decodes in CUDA graphs; None where it cannot be, which is said once."""
+        if not self._graphs:
+            return None
+        try:
+            if importlib.util.find_spec("triton") is None:
+                raise ImportError("there is no triton; pip install triton")
+            from grpo.language.engines.graphed.decoder import Unsupported
+            from grpo.language.engines.graphed.machine import Machine
+        except ImportError as reason:
+            self._without_graphs(str(reason))
+            return None
+        self._machine = self._machine or Machine(self.model, self.tokens, pages=self._pages)
+        try:
+            with evaluating(self.model):
+                self._machine.prepare(positions)
+        except Unsupported as reason:
+            self._without_graphs(str(reason))
+        return self._machine
+
+    def _without_graphs(self, reason: str) -> None:
+        self._graphs, self._machine = False, None
+        kind = type(bare(self.model)).__name__
+        warnings.warn(f"sampling without CUDA graphs, which is slower: {kind}: {reason}", stacklevel=4)
+
+    def _rows(
+        self,
+        prompts: Sequence[Sequence[int]],
+        room: Sequence[int],
+        count: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+    ) -> Iterator[tuple[int, Completion]]:
+        """A row's number and its completion, as rows end."""
         # Prompts of similar length go together: less padding.
         rows = sorted(range(len(seeds)), key=lambda i: len(prompts[i // count]))
         step = self.rows_at_a_time or max(len(rows), 1)
-        made: list[Completion | None] = [None] * len(rows)
-        with torch.no_grad(), evaluating(self.model), folded_heads():
-            for start in range(0, len(rows), step):
-                batch = rows[start : start + step]
-                asked = [prompts[i // count] for i in batch]
-                limits = [room[i // count] for i in batch]
-                completions = self._batch(asked, limits, sampling, [seeds[i] for i in batch])
-                for i, completion in zip(batch, completions, strict=True):
-                    made[i] = completion
-        return [completion for completion in made if completion is not None]
+        for start in range(0, len(rows), step):
+            batch = rows[start : start + step]
+            asked = [prompts[i // count] for i in batch]
+            limits = [room[i // count] for i in batch]
+            with folded_heads():
+                for row, completion in self._batch(asked, limits, sampling, [seeds[i] for i in batch]):
+                    yield batch[row], completion
+
+    def metrics(self) -> Mapping[str, float]:
+        """Of the last rollout."""
+        return {} if self._machine is None else self._machine.metrics()
+
+    def make_room(self) -> bool:
+        """Let go of what is kept between rollouts; whether there was anything."""
+        return self._machine is not None and self._machine.make_room()
 
     def refresh(self) -> None:
         """Nothing to fetch: these are the policy's weights."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Let go of keys, values and graphs."""
+        self._machine = None
 
     def _batch(
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Completion]:
+    ) -> Iterator[tuple[int, Completion]]:
+        """A row's number in the batch and its completion, as rows end."""
         device, steps = next(self.model.parameters()).device, max(limits)
         distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         source_N = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
@@ -116,7 +202,15 @@ class InlineEngine:
         made_NT = torch.full((rows, steps), self.tokens.pad, device=device)
         logp_NT = torch.zeros(rows, steps, device=device)
         kept_NT = torch.ones(rows, steps, device=device)
-        ended: list[tuple[Stop, int]] = [("length", limit) for limit in limits]
+
+        def completion(row: int, length: int, stop: Stop) -> Completion:
+            logp_T = logp_NT[row, :length].cpu()
+            if not math.isfinite(float(logp_T.sum())):
+                raise FloatingPointError(
+                    "the model's logits are not finite: its weights hold NaN or infinity, or overflow"
+                )
+            kept = None if sampling.temperature == 0.0 else float(kept_NT[row, :length].mean())
+            return Completion(made_NT[row, :length].cpu(), logp_T, stop, kept)
 
         for t in range(steps):
             drawn = draw(logits_NV, sampling, uniform_NT[live_N, t], seen_NV)
@@ -130,9 +224,11 @@ class InlineEngine:
                 stop_N = torch.tensor(texts, device=device) & ~eos_N
             over_N = eos_N | stop_N | (limit_N[live_N] <= t + 1)
             if bool(over_N.any()):
-                for reason, which_N in (("eos", eos_N), ("stop", stop_N)):
-                    for row in live_N[which_N].tolist():
-                        ended[row] = (reason, t + 1)  # type: ignore[assignment]
+                why: dict[tuple[bool, bool], Stop] = {(True, False): "eos", (False, True): "stop"}
+                for row, eos_now, stop_now in zip(
+                    live_N[over_N].tolist(), eos_N[over_N].tolist(), stop_N[over_N].tolist(), strict=True
+                ):
+                    yield row, completion(row, t + 1, why.get((eos_now, stop_now), "length"))
                 going = (~over_N).nonzero()[:, 0]
                 if not len(going):
                     break
@@ -147,15 +243,6 @@ class InlineEngine:
                 mask_NT = nn.functional.pad(mask_NT, (0, 1), value=1)
             position_N1 = length_N[live_N, None] + t
             logits_NV = self._forward(token_N[:, None], position_N1, mask_NT if padded else None, cache)
-
-        if not bool(logp_NT.isfinite().all()):
-            raise FloatingPointError("the model's logits are not finite: its weights hold NaN or infinity, or overflow")
-        made, logp, kept = made_NT.cpu(), logp_NT.cpu(), kept_NT.cpu()
-        greedy = sampling.temperature == 0.0
-        return [
-            Completion(made[i, :n].clone(), logp[i, :n].clone(), reason, None if greedy else float(kept[i, :n].mean()))
-            for i, (reason, n) in enumerate(ended)
-        ]
 
     def _read(self, prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Any]:
         """Logits behind every prompt, and the cache that holds them, padded on the left.

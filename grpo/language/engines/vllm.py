@@ -50,7 +50,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from grpo.config import ConfigError
-from grpo.language.engines import Completion, Sampling, Stop, Tokens
+from grpo.language.engines import Completion, Sampling, Stop, Tokens, in_groups
 from grpo.language.engines.inline import bare, check, evaluating
 
 RECEIVER = "grpo.language.engines.vllm.Receiver"
@@ -115,6 +115,18 @@ class VLLMEngine:
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
         """`count` completions of each prompt, those of a prompt together; a seed for every completion."""
+        return list(self._completions(prompts, count, sampling, seeds))
+
+    def stream(
+        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[tuple[int, list[Completion]]]:
+        """The same, a prompt at a time: from a server as they end, in the order of the prompts; else all at the end."""
+        return in_groups(self._completions(prompts, count, sampling, seeds), count)
+
+    def _completions(
+        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
+    ) -> Iterator[Completion]:
+        """One after the other, in order."""
         room = check(self.model, prompts, count, sampling, seeds)
         context = self.context
         for i, prompt in enumerate(prompts):
@@ -143,7 +155,7 @@ class VLLMEngine:
             for i, seed in enumerate(seeds)
         ]
         known = scaled or sampling.temperature in (0.0, 1.0)
-        return [self._completion(answer, known) for answer in self._vllm.complete(rows)]
+        yield from (self._completion(answer, known) for answer in self._vllm.complete(rows))
 
     @property
     def context(self) -> int:
@@ -430,11 +442,11 @@ class _Server:
             )
         return version, reports
 
-    def complete(self, rows: Sequence[_Row]) -> list[_Answer]:
-        """All rows at once, as far as the server takes them; the first failure ends it."""
+    def complete(self, rows: Sequence[_Row]) -> Iterator[_Answer]:
+        """All rows at once, as far as the server takes them, and in order; the first failure ends it."""
         pool = ThreadPoolExecutor(min(len(rows), REQUESTS) or 1)
         try:
-            return list(pool.map(self._complete, rows))
+            yield from pool.map(self._complete, rows)
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -150,6 +150,14 @@ def test_a_server_is_asked_once_for_every_completion_with_its_own_seed_and_answe
     assert (fake.temperature, body["temperature"]) == (0.7, 1.0)
 
 
+def test_a_server_hands_over_prompts_as_they_end(fake, url):
+    engine = connect(url)
+    groups = list(engine.stream(PROMPTS, 3, Sampling(8), range(11, 17)))
+    whole = engine.generate(PROMPTS, 3, Sampling(8), range(11, 17))
+    assert [number for number, _ in groups] == [0, 1]
+    assert [c.ids.tolist() for _, group in groups for c in group] == [c.ids.tolist() for c in whole]
+
+
 def test_greedy_stays_greedy_on_a_server(fake, url):
     connect(url).generate(PROMPTS, 1, Sampling(8, temperature=0.0), [0, 1])
     assert (fake.temperature, fake.asked[-1][1]["temperature"]) == (1.0, 0.0)

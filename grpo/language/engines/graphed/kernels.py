@@ -1,0 +1,752 @@
+"""The Triton kernels of a decoding step, and what calls them.
+
+    place        the tokens of prompts: rotate them, write their keys and values
+    attend       one new token a row: rotate it, write its keys and values in place, attend to the row's live positions
+    add_norm     residual += delta, then RMSNorm
+    gated        act(gate) · up
+    choose       logits → a token: temperature, truncation, the draw, its log-prob, and whether the row has ended
+
+Heads are handled in halves, as rotary embeddings are: no shuffling inside a tile. float32 is computed as float32, not
+in the matrix units' shorter format. Nothing here waits for the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from grpo.language.engines import Sampling
+
+LIVE, TOKEN, POSITION, STEP, LIMIT, ROW, PROMPT = range(7)
+"""Rows of the slots' state, (7, S) int32: whether it is written at all · the token to read next · that token's position
+· tokens made so far · how many may be made · the row of the outputs · tokens of the prompt in shared pages."""
+FIELDS = 7
+ENDED_BY_EOS, ENDED_BY_LENGTH = 1, 2
+BLOCK_V = 2048
+"""Tokens of the vocabulary in one summary."""
+TARGET_PROGRAMS = 512
+"""Below so many programs a GPU is not full, and a row's positions are split among several."""
+TOGETHER = 8
+"""Neighbouring slots whose shared prompt is read once for all of them."""
+
+
+def power(n: int, least: int = 16) -> int:
+    """The next power of two."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _turned(x1, x2, c, s):
+    return x1 * c - x2 * s, x2 * c + x1 * s
+
+
+@triton.jit
+def _normed(x1, x2, w1, w2, eps, HD: tl.constexpr, axis: tl.constexpr):
+    square = (tl.sum(x1 * x1, axis) + tl.sum(x2 * x2, axis)) / HD
+    scale = tl.rsqrt(square + eps)
+    if axis == 1:
+        scale = scale[:, None]
+        w1 = w1[None, :]
+        w2 = w2[None, :]
+    return x1 * scale * w1, x2 * scale * w2
+
+
+@triton.jit(do_not_specialize=["table_stride", "state_stride"])
+def _attend(
+    q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, shared_ptr, keys_ptr, values_ptr, table_ptr, state_ptr,
+    cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    q_stride, k_stride, v_stride, out_stride, table_stride, state_stride,
+    scale, softcap, window, eps,
+    GROUP: tl.constexpr, GROUP_P: tl.constexpr, KV_HEADS: tl.constexpr, HD: tl.constexpr, HALF_P: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SHARED: tl.constexpr,
+    ROPE: tl.constexpr, NORM: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    slot, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if tl.load(state_ptr + slot) == 0:
+        return
+    HALF: tl.constexpr = HD // 2
+    position = tl.load(state_ptr + 2 * state_stride + slot)
+    prompt = tl.load(state_ptr + 6 * state_stride + slot)
+    base = (prompt + PAGE - 1) // PAGE * PAGE
+    new = base + position - prompt  # where the new token lies among the row's pages
+    g, d, n = tl.arange(0, GROUP_P), tl.arange(0, HALF_P), tl.arange(0, BLOCK)
+    in_d = d < HALF
+    in_gd = (g < GROUP)[:, None] & in_d[None, :]
+    dtype = keys_ptr.dtype.element_ty
+
+    at_q = q_ptr + slot * q_stride + (head * GROUP + g[:, None]) * HD + d[None, :]
+    q1 = tl.load(at_q, mask=in_gd, other=0.0).to(tl.float32)
+    q2 = tl.load(at_q + HALF, mask=in_gd, other=0.0).to(tl.float32)
+    at_k = k_ptr + slot * k_stride + head * HD + d
+    k1 = tl.load(at_k, mask=in_d, other=0.0).to(tl.float32)
+    k2 = tl.load(at_k + HALF, mask=in_d, other=0.0).to(tl.float32)
+    at_v = v_ptr + slot * v_stride + head * HD + d
+    v1 = tl.load(at_v, mask=in_d, other=0.0).to(dtype)
+    v2 = tl.load(at_v + HALF, mask=in_d, other=0.0).to(dtype)
+    if NORM:
+        w1 = tl.load(q_weight_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+        w2 = tl.load(q_weight_ptr + HALF + d, mask=in_d, other=0.0).to(tl.float32)
+        q1, q2 = _normed(q1, q2, w1, w2, eps, HD, 1)
+        w1 = tl.load(k_weight_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+        w2 = tl.load(k_weight_ptr + HALF + d, mask=in_d, other=0.0).to(tl.float32)
+        k1, k2 = _normed(k1, k2, w1, w2, eps, HD, 0)
+    if ROPE:
+        c = tl.load(cos_ptr + position * HALF + d, mask=in_d, other=0.0)
+        s = tl.load(sin_ptr + position * HALF + d, mask=in_d, other=0.0)
+        q1, q2 = _turned(q1, q2, c[None, :], s[None, :])
+        k1, k2 = _turned(k1, k2, c, s)
+    q1, q2, k1, k2 = q1.to(dtype), q2.to(dtype), k1.to(dtype), k2.to(dtype)
+
+    LOG2E: tl.constexpr = 1.4426950408889634
+    m = tl.full((GROUP_P,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_P,), tl.float32)
+    acc1 = tl.zeros((GROUP_P, HALF_P), tl.float32)
+    acc2 = tl.zeros((GROUP_P, HALF_P), tl.float32)
+    if split == 0:  # the new token: written for later, and attended to from here
+        page = tl.load(table_ptr + slot * table_stride + new // PAGE).to(tl.int64)
+        to = (page * KV_HEADS + head) * PAGE * HD + (new % PAGE) * HD + d
+        tl.store(keys_ptr + to, k1, mask=in_d)
+        tl.store(keys_ptr + to + HALF, k2, mask=in_d)
+        tl.store(values_ptr + to, v1, mask=in_d)
+        tl.store(values_ptr + to + HALF, v2, mask=in_d)
+        own = tl.sum(q1.to(tl.float32) * k1.to(tl.float32)[None, :], 1)
+        own += tl.sum(q2.to(tl.float32) * k2.to(tl.float32)[None, :], 1)
+        own *= scale
+        if SOFTCAP:
+            own = softcap * (2.0 / (1.0 + tl.exp(-2.0 * own / softcap)) - 1.0)
+        m = own * LOG2E
+        total = tl.full((GROUP_P,), 1.0, tl.float32)
+        acc1 += v1.to(tl.float32)[None, :]
+        acc2 += v2.to(tl.float32)[None, :]
+        for part in tl.static_range(SHARED):  # what `_attend_shared` found in the prompt
+            at = shared_ptr + ((slot * KV_HEADS * GROUP + head * GROUP + g) * SHARED + part) * (HD + 2)
+            its_m = tl.load(at + HD, mask=g < GROUP, other=float("-inf"))
+            higher = tl.maximum(m, its_m)
+            less, its_less = tl.exp2(m - higher), tl.exp2(its_m - higher)
+            total = total * less + tl.load(at + HD + 1, mask=g < GROUP, other=0.0) * its_less
+            acc1 *= less[:, None]
+            acc2 *= less[:, None]
+            acc1 += tl.load(at[:, None] + d[None, :], mask=in_gd, other=0.0) * its_less[:, None]
+            acc2 += tl.load(at[:, None] + d[None, :] + HALF, mask=in_gd, other=0.0) * its_less[:, None]
+            m = higher
+
+    first = 0
+    if SHARED > 0:
+        first = base
+    if WINDOW:  # positions before the window are not even read
+        oldest = tl.maximum(position - window + 1, 0)
+        first = tl.maximum(first, tl.where(oldest < prompt, oldest, base + oldest - prompt) // BLOCK * BLOCK)
+    blocks = (new - first + BLOCK - 1) // BLOCK
+    each = (blocks + SPLITS - 1) // SPLITS * BLOCK
+    start_at = first + split * each
+    stop_at = tl.minimum(start_at + each, new)
+    for start in tl.range(start_at, stop_at, BLOCK):
+        index = start + n
+        in_n = (index < stop_at) & ((index < prompt) | (index >= base))
+        if WINDOW:
+            at = tl.where(index < prompt, index, index - base + prompt)
+            in_n = in_n & (at > position - window)
+        page_n = tl.load(table_ptr + slot * table_stride + index // PAGE, mask=in_n, other=0).to(tl.int64)
+        from_n = (page_n * KV_HEADS + head) * PAGE * HD + (index % PAGE) * HD
+        in_nd = in_n[:, None] & in_d[None, :]
+        at_nd = from_n[:, None] + d[None, :]
+        k1_nd = tl.load(keys_ptr + at_nd, mask=in_nd, other=0.0)
+        k2_nd = tl.load(keys_ptr + at_nd + HALF, mask=in_nd, other=0.0)
+        v1_nd = tl.load(values_ptr + at_nd, mask=in_nd, other=0.0)
+        v2_nd = tl.load(values_ptr + at_nd + HALF, mask=in_nd, other=0.0)
+        if EXACT:
+            score = tl.dot(q1, tl.trans(k1_nd), input_precision="ieee")
+            score += tl.dot(q2, tl.trans(k2_nd), input_precision="ieee")
+        else:
+            score = tl.dot(q1, tl.trans(k1_nd))
+            score = tl.dot(q2, tl.trans(k2_nd), score)
+        score *= scale
+        if SOFTCAP:
+            score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)
+        score = tl.where(in_n[None, :], score * LOG2E, float("-inf"))
+        higher = tl.maximum(m, tl.max(score, 1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)  # a block may lie outside the window altogether
+        weight = tl.exp2(score - safe[:, None])
+        less = tl.exp2(m - safe)
+        total = total * less + tl.sum(weight, 1)
+        acc1 *= less[:, None]
+        acc2 *= less[:, None]
+        if EXACT:
+            acc1 += tl.dot(weight, v1_nd, input_precision="ieee")
+            acc2 += tl.dot(weight, v2_nd, input_precision="ieee")
+        else:
+            acc1 = tl.dot(weight.to(dtype), v1_nd, acc1)
+            acc2 = tl.dot(weight.to(dtype), v2_nd, acc2)
+        m = higher
+
+    heads = head * GROUP + g
+    if SPLITS == 1:
+        to = out_ptr + slot * out_stride + heads[:, None] * HD + d[None, :]
+        tl.store(to, (acc1 / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_gd)
+        tl.store(to + HALF, (acc2 / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_gd)
+    else:
+        WIDTH: tl.constexpr = HD + 2
+        at = partial_ptr + ((slot * KV_HEADS * GROUP + heads) * SPLITS + split) * WIDTH
+        tl.store(at[:, None] + d[None, :], acc1, mask=in_gd)
+        tl.store(at[:, None] + d[None, :] + HALF, acc2, mask=in_gd)
+        tl.store(at + HD, m, mask=g < GROUP)
+        tl.store(at + HD + 1, total, mask=g < GROUP)
+
+
+@triton.jit(do_not_specialize=["table_stride", "state_stride", "slots"])
+def _attend_shared(
+    q_ptr, shared_ptr, keys_ptr, values_ptr, table_ptr, state_ptr, cos_ptr, sin_ptr, q_weight_ptr,
+    q_stride, table_stride, state_stride, slots, scale, softcap, window, eps,
+    GROUP: tl.constexpr, ROWS_P: tl.constexpr, KV_HEADS: tl.constexpr, HD: tl.constexpr, HALF_P: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
+    ROPE: tl.constexpr, NORM: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Neighbouring slots attend to the prompts they share: a prompt is read once for all of its rows among them."""
+    first_slot, head, split = tl.program_id(0) * TOGETHER, tl.program_id(1), tl.program_id(2)
+    HALF: tl.constexpr = HD // 2
+    r, d, n, c = tl.arange(0, ROWS_P), tl.arange(0, HALF_P), tl.arange(0, BLOCK), tl.arange(0, TOGETHER)
+    in_d = d < HALF
+    slot_r = first_slot + r // GROUP
+    in_r = (r < TOGETHER * GROUP) & (slot_r < slots)
+    live_r = tl.load(state_ptr + slot_r, mask=in_r, other=0) != 0
+    position_r = tl.load(state_ptr + 2 * state_stride + slot_r, mask=live_r, other=0)
+    prompt_r = tl.load(state_ptr + 6 * state_stride + slot_r, mask=live_r, other=0)
+    page_r = tl.load(table_ptr + slot_r * table_stride, mask=live_r & (prompt_r > 0), other=-1)  # names the prompt
+    prompt_c = tl.load(state_ptr + 6 * state_stride + first_slot + c, mask=first_slot + c < slots, other=0)
+    live_c = tl.load(state_ptr + first_slot + c, mask=first_slot + c < slots, other=0) != 0
+    page_c = tl.load(table_ptr + (first_slot + c) * table_stride, mask=live_c & (prompt_c > 0), other=-1)
+
+    in_rd = live_r[:, None] & in_d[None, :]
+    at_q = q_ptr + slot_r[:, None] * q_stride + (head * GROUP + r[:, None] % GROUP) * HD + d[None, :]
+    q1 = tl.load(at_q, mask=in_rd, other=0.0).to(tl.float32)
+    q2 = tl.load(at_q + HALF, mask=in_rd, other=0.0).to(tl.float32)
+    if NORM:
+        w1 = tl.load(q_weight_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+        w2 = tl.load(q_weight_ptr + HALF + d, mask=in_d, other=0.0).to(tl.float32)
+        q1, q2 = _normed(q1, q2, w1, w2, eps, HD, 1)
+    if ROPE:
+        at = position_r[:, None] * HALF + d[None, :]
+        q1, q2 = _turned(
+            q1, q2, tl.load(cos_ptr + at, mask=in_rd, other=0.0), tl.load(sin_ptr + at, mask=in_rd, other=0.0)
+        )
+    dtype = keys_ptr.dtype.element_ty
+    q1, q2 = q1.to(dtype), q2.to(dtype)
+
+    LOG2E: tl.constexpr = 1.4426950408889634
+    m = tl.full((ROWS_P,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS_P,), tl.float32)
+    acc1 = tl.zeros((ROWS_P, HALF_P), tl.float32)
+    acc2 = tl.zeros((ROWS_P, HALF_P), tl.float32)
+    for j in range(TOGETHER):
+        page = tl.sum(tl.where(c == j, page_c, 0), 0)
+        prompt = tl.sum(tl.where(c == j, prompt_c, 0), 0)
+        known = tl.sum(((page_c == page) & (c < j)).to(tl.int32), 0) > 0
+        if (page >= 0) & (known == 0):
+            mine_r = page_r == page
+            blocks = (prompt + BLOCK - 1) // BLOCK
+            each = (blocks + SPLITS - 1) // SPLITS * BLOCK
+            stop_at = tl.minimum((split + 1) * each, prompt)
+            for start in tl.range(split * each, stop_at, BLOCK):
+                index = start + n
+                in_n = index < stop_at
+                page_n = tl.load(table_ptr + (first_slot + j) * table_stride + index // PAGE, mask=in_n, other=0)
+                from_n = (page_n.to(tl.int64) * KV_HEADS + head) * PAGE * HD + (index % PAGE) * HD
+                in_nd = in_n[:, None] & in_d[None, :]
+                at_nd = from_n[:, None] + d[None, :]
+                k1_nd = tl.load(keys_ptr + at_nd, mask=in_nd, other=0.0)
+                k2_nd = tl.load(keys_ptr + at_nd + HALF, mask=in_nd, other=0.0)
+                v1_nd = tl.load(values_ptr + at_nd, mask=in_nd, other=0.0)
+                v2_nd = tl.load(values_ptr + at_nd + HALF, mask=in_nd, other=0.0)
+                if EXACT:
+                    score = tl.dot(q1, tl.trans(k1_nd), input_precision="ieee")
+                    score += tl.dot(q2, tl.trans(k2_nd), input_precision="ieee")
+                else:
+                    score = tl.dot(q1, tl.trans(k1_nd))
+                    score = tl.dot(q2, tl.trans(k2_nd), score)
+                score *= scale
+                if SOFTCAP:
+                    score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)
+                sees = mine_r[:, None] & in_n[None, :]
+                if WINDOW:
+                    sees = sees & (index[None, :] > position_r[:, None] - window)
+                score = tl.where(sees, score * LOG2E, float("-inf"))
+                higher = tl.maximum(m, tl.max(score, 1))
+                safe = tl.where(higher == float("-inf"), 0.0, higher)  # rows of other prompts see nothing here
+                weight = tl.exp2(score - safe[:, None])
+                less = tl.exp2(m - safe)
+                total = total * less + tl.sum(weight, 1)
+                acc1 *= less[:, None]
+                acc2 *= less[:, None]
+                if EXACT:
+                    acc1 += tl.dot(weight, v1_nd, input_precision="ieee")
+                    acc2 += tl.dot(weight, v2_nd, input_precision="ieee")
+                else:
+                    acc1 = tl.dot(weight.to(dtype), v1_nd, acc1)
+                    acc2 = tl.dot(weight.to(dtype), v2_nd, acc2)
+                m = higher
+    at = shared_ptr + ((slot_r * KV_HEADS * GROUP + head * GROUP + r % GROUP) * SPLITS + split) * (HD + 2)
+    tl.store(at[:, None] + d[None, :], acc1, mask=in_rd)
+    tl.store(at[:, None] + d[None, :] + HALF, acc2, mask=in_rd)
+    tl.store(at + HD, m, mask=live_r)
+    tl.store(at + HD + 1, total, mask=live_r)
+
+
+@triton.jit
+def _combine(
+    partial_ptr, out_ptr, state_ptr, out_stride,
+    HEADS: tl.constexpr, HD: tl.constexpr, HD_P: tl.constexpr, SPLITS: tl.constexpr, SPLITS_P: tl.constexpr,
+):  # fmt: skip
+    slot, head = tl.program_id(0), tl.program_id(1)
+    if tl.load(state_ptr + slot) == 0:
+        return
+    WIDTH: tl.constexpr = HD + 2
+    k, d = tl.arange(0, SPLITS_P), tl.arange(0, HD_P)
+    in_k = k < SPLITS
+    at = partial_ptr + ((slot * HEADS + head) * SPLITS + k) * WIDTH
+    m = tl.load(at + HD, mask=in_k, other=float("-inf"))
+    total = tl.load(at + HD + 1, mask=in_k, other=0.0)
+    weight = tl.exp2(m - tl.max(m, 0))
+    acc = tl.load(at[:, None] + d[None, :], mask=in_k[:, None] & (d < HD)[None, :], other=0.0)
+    out = tl.sum(acc * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out_ptr + slot * out_stride + head * HD + d, out.to(out_ptr.dtype.element_ty), mask=d < HD)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How one layer attends."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+def splits_for(slots: int, kv_heads: int, target: int) -> int:
+    """Programs among which a row's positions are divided."""
+    return min(max(target // max(slots * kv_heads, 1), 1), 16)
+
+
+def attend(
+    how: Attention,
+    q_SX: Tensor,
+    k_SX: Tensor,
+    v_SX: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table_SP: Tensor,
+    state_FS: Tensor,
+    *,
+    rope: tuple[Tensor, Tensor] | None = None,
+    norm: tuple[Tensor, Tensor, float] | None = None,
+    together: bool = False,
+    block: int = 64,
+    warps: int = 2,
+    stages: int = 2,
+) -> Tensor:
+    """(S, heads · head_dim): each slot's new token attends to its row, itself included; keys and values are written.
+
+    together: neighbouring slots often have the same prompt, so that it pays to read it for all of them at once.
+    """
+    slots, group = q_SX.shape[0], how.heads // how.kv_heads
+    out_SX = torch.empty(slots, how.heads * how.head_dim, dtype=keys.dtype, device=keys.device)
+    splits = splits_for(slots, how.kv_heads, TARGET_PROGRAMS)
+    partial = out_SX
+    if splits > 1:
+        partial = torch.empty(slots, how.heads, splits, how.head_dim + 2, dtype=torch.float32, device=keys.device)
+    cos, sin = rope or (state_FS, state_FS)
+    q_weight, k_weight, eps = norm or (state_FS, state_FS, 0.0)
+    shared, parts = out_SX, 0
+    settings: dict[str, Any] = {
+        "GROUP": group, "KV_HEADS": how.kv_heads, "HD": how.head_dim, "HALF_P": power(how.head_dim // 2),
+        "PAGE": keys.shape[2], "BLOCK": block, "ROPE": rope is not None, "NORM": norm is not None,
+        "SOFTCAP": how.softcap is not None, "WINDOW": how.window is not None, "EXACT": keys.dtype == torch.float32,
+        "num_warps": warps, "num_stages": stages,
+    }  # fmt: skip
+    if together:
+        clusters = triton.cdiv(slots, TOGETHER)
+        parts = splits_for(clusters, how.kv_heads, TARGET_PROGRAMS // 2)
+        shared = torch.empty(slots, how.heads, parts, how.head_dim + 2, dtype=torch.float32, device=keys.device)
+        _attend_shared[(clusters, how.kv_heads, parts)](
+            q_SX, shared, keys, values, table_SP, state_FS, cos, sin, q_weight,
+            q_SX.stride(0), table_SP.stride(0), state_FS.stride(0), slots,
+            how.scale, how.softcap or 1.0, how.window or 0, eps,
+            ROWS_P=power(group * TOGETHER), SPLITS=parts, TOGETHER=TOGETHER, **settings,
+        )  # fmt: skip
+    _attend[(slots, how.kv_heads, splits)](
+        q_SX, k_SX, v_SX, out_SX, partial, shared, keys, values, table_SP, state_FS, cos, sin, q_weight, k_weight,
+        q_SX.stride(0), k_SX.stride(0), v_SX.stride(0), out_SX.stride(0), table_SP.stride(0), state_FS.stride(0),
+        how.scale, how.softcap or 1.0, how.window or 0, eps,
+        GROUP_P=power(group), SPLITS=splits, SHARED=parts, **settings,
+    )  # fmt: skip
+    if splits > 1:
+        _combine[(slots, how.heads)](
+            partial, out_SX, state_FS, out_SX.stride(0),
+            HEADS=how.heads, HD=how.head_dim, HD_P=power(how.head_dim), SPLITS=splits, SPLITS_P=power(splits, 2),
+            num_warps=1,
+        )  # fmt: skip
+    return out_SX
+
+
+# --- prompts --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _rotated(at, weight_ptr, c, s, mask, d, in_d, eps, HD: tl.constexpr, NORM: tl.constexpr):
+    HALF: tl.constexpr = HD // 2
+    x1, x2 = tl.load(at, mask=mask, other=0.0).to(tl.float32), tl.load(at + HALF, mask=mask, other=0.0).to(tl.float32)
+    if NORM:
+        w1 = tl.load(weight_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+        w2 = tl.load(weight_ptr + HALF + d, mask=in_d, other=0.0).to(tl.float32)
+        x1, x2 = _normed(x1, x2, w1, w2, eps, HD, 1)
+    return _turned(x1, x2, c, s)
+
+
+@triton.jit(do_not_specialize=["steps"])
+def _place(
+    qkv_ptr, q_ptr, k_ptr, keys_ptr, values_ptr, page_ptr, offset_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+    qkv_stride, steps, eps,
+    HEADS: tl.constexpr, HEADS_P: tl.constexpr, KV_HEADS: tl.constexpr, KV_HEADS_P: tl.constexpr,
+    HD: tl.constexpr, HALF_P: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    HALF: tl.constexpr = HD // 2
+    d, h, j = tl.arange(0, HALF_P), tl.arange(0, HEADS_P), tl.arange(0, KV_HEADS_P)
+    in_d = d < HALF
+    position = token % steps
+    c = tl.load(cos_ptr + position * HALF + d, mask=in_d, other=0.0)[None, :]
+    s = tl.load(sin_ptr + position * HALF + d, mask=in_d, other=0.0)[None, :]
+    dtype = q_ptr.dtype.element_ty
+
+    in_hd = (h < HEADS)[:, None] & in_d[None, :]
+    at = h[:, None] * HD + d[None, :]
+    q1, q2 = _rotated(qkv_ptr + token * qkv_stride + at, q_weight_ptr, c, s, in_hd, d, in_d, eps, HD, NORM)
+    tl.store(q_ptr + token * HEADS * HD + at, q1.to(dtype), mask=in_hd)
+    tl.store(q_ptr + token * HEADS * HD + at + HALF, q2.to(dtype), mask=in_hd)
+
+    in_jd = (j < KV_HEADS)[:, None] & in_d[None, :]
+    at = j[:, None] * HD + d[None, :]
+    from_k = qkv_ptr + token * qkv_stride + HEADS * HD + at
+    k1, k2 = _rotated(from_k, k_weight_ptr, c, s, in_jd, d, in_d, eps, HD, NORM)
+    tl.store(k_ptr + token * KV_HEADS * HD + at, k1.to(dtype), mask=in_jd)
+    tl.store(k_ptr + token * KV_HEADS * HD + at + HALF, k2.to(dtype), mask=in_jd)
+    page, offset = tl.load(page_ptr + token), tl.load(offset_ptr + token)
+    to = (page * KV_HEADS + j[:, None]) * PAGE * HD + offset * HD + d[None, :]
+    from_v = from_k + KV_HEADS * HD
+    tl.store(keys_ptr + to, k1.to(dtype), mask=in_jd)
+    tl.store(keys_ptr + to + HALF, k2.to(dtype), mask=in_jd)
+    tl.store(values_ptr + to, tl.load(from_v, mask=in_jd, other=0.0), mask=in_jd)
+    tl.store(values_ptr + to + HALF, tl.load(from_v + HALF, mask=in_jd, other=0.0), mask=in_jd)
+
+
+def place(
+    how: Attention,
+    qkv_MX: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    page_M: Tensor,
+    offset_M: Tensor,
+    steps: int,
+    rope: tuple[Tensor, Tensor],
+    norm: tuple[Tensor, Tensor, float] | None,
+) -> tuple[Tensor, Tensor]:
+    """Rotated queries and keys (M, heads, width) of whole prompts, `steps` tokens each; keys and values are written."""
+    tokens = len(qkv_MX)
+    q, k = qkv_MX.new_empty(tokens, how.heads, how.head_dim), qkv_MX.new_empty(tokens, how.kv_heads, how.head_dim)
+    q_weight, k_weight, eps = norm or (qkv_MX, qkv_MX, 0.0)
+    _place[(tokens,)](
+        qkv_MX, q, k, keys, values, page_M, offset_M, *rope, q_weight, k_weight, qkv_MX.stride(0), steps, eps,
+        HEADS=how.heads, HEADS_P=power(how.heads, 2), KV_HEADS=how.kv_heads, KV_HEADS_P=power(how.kv_heads, 2),
+        HD=how.head_dim, HALF_P=power(how.head_dim // 2), PAGE=keys.shape[2], NORM=norm is not None, num_warps=2,
+    )  # fmt: skip
+    return q, k
+
+
+# --- the rest of a layer --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _add_norm(
+    hidden_ptr, delta_ptr, weight_ptr, out_ptr, eps,
+    D: tl.constexpr, D_P: tl.constexpr, DELTA: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, D_P)
+    in_d = d < D
+    dtype = hidden_ptr.dtype.element_ty
+    x = tl.load(hidden_ptr + row * D + d, mask=in_d, other=0.0).to(tl.float32)
+    if DELTA:
+        x += tl.load(delta_ptr + row * D + d, mask=in_d, other=0.0).to(tl.float32)
+        x = x.to(dtype)
+        tl.store(hidden_ptr + row * D + d, x, mask=in_d)
+        x = x.to(tl.float32)
+    x = x * tl.rsqrt(tl.sum(x * x, 0) / D + eps)
+    weight = tl.load(weight_ptr + d, mask=in_d, other=0.0).to(tl.float32)
+    y = weight * x.to(dtype).to(tl.float32)
+    tl.store(out_ptr + row * D + d, y.to(out_ptr.dtype.element_ty), mask=in_d)
+
+
+def add_norm(hidden_SD: Tensor, delta_SD: Tensor | None, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
+    """RMSNorm of hidden + delta, which hidden becomes."""
+    rows, size = hidden_SD.shape
+    out_SD = torch.empty(rows, size, dtype=dtype, device=hidden_SD.device)
+    wide = power(size)
+    _add_norm[(rows,)](
+        hidden_SD, hidden_SD if delta_SD is None else delta_SD, weight_D, out_SD, eps,
+        D=size, D_P=wide, DELTA=delta_SD is not None, num_warps=min(max(wide // 256, 1), 8),
+    )  # fmt: skip
+    return out_SD
+
+
+@triton.jit
+def _gated(both_ptr, out_ptr, size, BLOCK: tl.constexpr, GELU: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    in_i = i < size
+    gate = tl.load(both_ptr + row * 2 * size + i, mask=in_i, other=0.0).to(tl.float32)
+    up = tl.load(both_ptr + row * 2 * size + size + i, mask=in_i, other=0.0).to(tl.float32)
+    if GELU:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        gate = gate / (1.0 + tl.exp(-2.0 * inner))
+    else:
+        gate = gate / (1.0 + tl.exp(-gate))
+    gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
+    tl.store(out_ptr + row * size + i, (gate * up).to(out_ptr.dtype.element_ty), mask=in_i)
+
+
+def gated(both_SI: Tensor, gelu: bool) -> Tensor:
+    """act(first half) · second half."""
+    rows, size = both_SI.shape[0], both_SI.shape[1] // 2
+    out_SI = torch.empty(rows, size, dtype=both_SI.dtype, device=both_SI.device)
+    block = min(power(size), 1024)
+    _gated[(rows, triton.cdiv(size, block))](both_SI, out_SI, size, BLOCK=block, GELU=gelu, num_warps=block // 256 or 1)
+    return out_SI
+
+
+# --- a token from logits --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _ordered(x):
+    """Integers in the order of the float32 numbers they stand for."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _logits(at_ptr, seen_ptr, v, in_v, temperature, penalty, PENALTY: tl.constexpr):
+    """The model's logits over temperature, and the same after the penalty."""
+    x = tl.load(at_ptr + v, mask=in_v, other=float("-inf")).to(tl.float32) / temperature
+    chosen = x
+    if PENALTY:
+        seen = tl.load(seen_ptr + v, mask=in_v, other=0)
+        chosen = tl.where(seen != 0, tl.where(x < 0, x * penalty, x / penalty), x)
+    return x, chosen
+
+
+@triton.jit(do_not_specialize=["state_stride", "vocabulary"])
+def _summaries(
+    logits_ptr, seen_ptr, out_ptr, state_ptr, floor_ptr, vocabulary, blocks, temperature, penalty,
+    BLOCK: tl.constexpr, PENALTY: tl.constexpr, FLOOR: tl.constexpr,
+):  # fmt: skip
+    """Of a block: its highest logit and the sum above it, of the model and of what is drawn from."""
+    slot, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if tl.load(state_ptr + slot) == 0:
+        return
+    v = block * BLOCK + tl.arange(0, BLOCK)
+    x, chosen = _logits(
+        logits_ptr + slot * vocabulary, seen_ptr + slot * vocabulary, v, v < vocabulary, temperature, penalty, PENALTY
+    )
+    at = out_ptr + (slot * blocks + block) * 6
+    best = tl.max(x, 0)
+    weight = tl.exp(x - tl.where(best == float("-inf"), 0.0, best))
+    tl.store(at, best)
+    tl.store(at + 1, tl.sum(weight, 0))
+    best = tl.max(chosen, 0)
+    drawn = tl.exp(chosen - tl.where(best == float("-inf"), 0.0, best))
+    kept = weight
+    if FLOOR:
+        keep = _ordered(chosen) >= tl.load(floor_ptr + slot)
+        drawn = tl.where(keep, drawn, 0.0)
+        kept = tl.where(keep, weight, 0.0)
+    tl.store(at + 2, best)
+    tl.store(at + 3, tl.sum(drawn, 0))
+    tl.store(at + 4, tl.sum(kept, 0))
+    tl.store(at + 5, tl.argmax(chosen, 0).to(tl.float32))
+
+
+@triton.jit(do_not_specialize=["vocabulary"])
+def _floors(
+    logits_ptr, seen_ptr, floor_ptr, state_ptr, vocabulary, temperature, penalty, top_k, top_p, min_p,
+    BLOCK: tl.constexpr, PENALTY: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr,
+):  # fmt: skip
+    """The lowest logit that top-k, top-p and min-p leave, as an ordered integer, found by halving its range."""
+    slot = tl.program_id(0).to(tl.int64)
+    if tl.load(state_ptr + slot) == 0:
+        return
+    logits_ptr += slot * vocabulary
+    seen_ptr += slot * vocabulary
+    offset = tl.arange(0, BLOCK)
+    best_b = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for start in range(0, vocabulary, BLOCK):
+        v = start + offset
+        _, chosen = _logits(logits_ptr, seen_ptr, v, v < vocabulary, temperature, penalty, PENALTY)
+        best_b = tl.maximum(best_b, chosen)
+    best = tl.max(best_b, 0)
+    top = tl.max(_ordered(best_b), 0)
+    floor = tl.full((), -2147483647, tl.int32)  # below every number: all are left
+    if TOP_K:  # the highest floor with at least k numbers on or above it
+        low, high = floor.to(tl.int64), top.to(tl.int64)
+        while low < high:
+            middle = (low + high + 1) >> 1
+            count_b = tl.zeros((BLOCK,), tl.int32)
+            for start in range(0, vocabulary, BLOCK):
+                v = start + offset
+                _, chosen = _logits(logits_ptr, seen_ptr, v, v < vocabulary, temperature, penalty, PENALTY)
+                count_b += (_ordered(chosen).to(tl.int64) >= middle).to(tl.int32)
+            enough = tl.sum(count_b, 0) >= top_k
+            low = tl.where(enough, middle, low)
+            high = tl.where(enough, high, middle - 1)
+        floor = low.to(tl.int32)
+    if TOP_P:  # the lowest floor above which less than p of what is left lies
+        all_b = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, vocabulary, BLOCK):
+            v = start + offset
+            _, chosen = _logits(logits_ptr, seen_ptr, v, v < vocabulary, temperature, penalty, PENALTY)
+            all_b += tl.where(_ordered(chosen) >= floor, tl.exp(chosen - best), 0.0)
+        target = tl.sum(all_b, 0) * top_p
+        low, high = floor.to(tl.int64), top.to(tl.int64)
+        while low < high:
+            middle = (low + high) >> 1
+            above_b = tl.zeros((BLOCK,), tl.float32)
+            for start in range(0, vocabulary, BLOCK):
+                v = start + offset
+                _, chosen = _logits(logits_ptr, seen_ptr, v, v < vocabulary, temperature, penalty, PENALTY)
+                above_b += tl.where(_ordered(chosen).to(tl.int64) > middle, tl.exp(chosen - best), 0.0)
+            little = tl.sum(above_b, 0) < target
+            high = tl.where(little, middle, high)
+            low = tl.where(little, low, middle + 1)
+        floor = tl.maximum(floor, low.to(tl.int32))
+    if MIN_P:
+        floor = tl.maximum(floor, _ordered(best + tl.log(min_p)))
+    tl.store(floor_ptr + slot, floor)
+
+
+@triton.jit(do_not_specialize=["state_stride", "vocabulary", "made_stride", "eos_count"])
+def _draw(
+    logits_ptr, seen_ptr, summary_ptr, floor_ptr, state_ptr, uniform_ptr, made_ptr, logp_ptr, kept_ptr, ended_ptr,
+    eos_ptr, eos_count, vocabulary, blocks, state_stride, made_stride, temperature, penalty,
+    BLOCK: tl.constexpr, BLOCKS_P: tl.constexpr, EOS_P: tl.constexpr,
+    PENALTY: tl.constexpr, FLOOR: tl.constexpr, GREEDY: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(0).to(tl.int64)
+    if tl.load(state_ptr + slot) == 0:
+        return
+    row = tl.load(state_ptr + 5 * state_stride + slot).to(tl.int64)
+    step = tl.load(state_ptr + 3 * state_stride + slot)
+    b = tl.arange(0, BLOCKS_P)
+    in_b = b < blocks
+    at = summary_ptr + (slot * blocks + b) * 6
+    best_b = tl.load(at, mask=in_b, other=float("-inf"))
+    best = tl.max(best_b, 0)
+    share_b = tl.exp(best_b - best)
+    total = tl.sum(tl.load(at + 1, mask=in_b, other=0.0) * share_b, 0)
+    chosen_b = tl.load(at + 2, mask=in_b, other=float("-inf"))
+    highest = tl.max(chosen_b, 0)
+    logits_ptr += slot * vocabulary
+    seen_ptr += slot * vocabulary
+    if GREEDY:
+        block = tl.argmax(chosen_b, 0)
+        token = block * BLOCK + tl.load(summary_ptr + (slot * blocks + block) * 6 + 5).to(tl.int32)
+    else:
+        weight_b = tl.load(at + 3, mask=in_b, other=0.0) * tl.exp(chosen_b - highest)
+        running_b = tl.cumsum(weight_b.to(tl.float64), 0)
+        target = tl.load(uniform_ptr + row * made_stride + step) * tl.max(running_b, 0)
+        last = tl.max(tl.where(weight_b > 0, b, 0), 0)
+        block = tl.minimum(tl.sum((running_b <= target).to(tl.int32), 0), last)
+        rest = target - tl.sum(tl.where(b < block, weight_b.to(tl.float64), 0.0), 0)
+        i = tl.arange(0, BLOCK)
+        v = block * BLOCK + i
+        _, chosen = _logits(logits_ptr, seen_ptr, v, v < vocabulary, temperature, penalty, PENALTY)
+        weight = tl.exp(chosen - highest)
+        if FLOOR:
+            weight = tl.where(_ordered(chosen) >= tl.load(floor_ptr + slot), weight, 0.0)
+        running = tl.cumsum(weight.to(tl.float64), 0)
+        last = tl.max(tl.where(weight > 0, i, 0), 0)
+        token = block * BLOCK + tl.minimum(tl.sum((running <= rest).to(tl.int32), 0), last)
+    x = tl.load(logits_ptr + token).to(tl.float32) / temperature
+    tl.store(logp_ptr + row * made_stride + step, x - best - tl.log(total))
+    tl.store(made_ptr + row * made_stride + step, token)
+    if FLOOR or PENALTY:
+        kept = tl.sum(tl.load(at + 4, mask=in_b, other=0.0) * share_b, 0)
+        tl.store(kept_ptr + row * made_stride + step, kept / total)
+    if PENALTY:
+        tl.store(seen_ptr + token, tl.full((), 1, tl.int8))
+    e = tl.arange(0, EOS_P)
+    over = tl.sum(((tl.load(eos_ptr + e, mask=e < eos_count, other=-1) == token) & (e < eos_count)).to(tl.int32), 0) > 0
+    reason = tl.where(over, 1, 2)
+    over = over | (step + 1 >= tl.load(state_ptr + 4 * state_stride + slot))
+    if over:
+        tl.store(state_ptr + slot, 0)
+        tl.store(ended_ptr + row, (step + 1) * 4 + reason)
+    tl.store(state_ptr + state_stride + slot, token)
+    at_position = state_ptr + 2 * state_stride + slot
+    tl.store(at_position, tl.load(at_position) + 1)
+    tl.store(state_ptr + 3 * state_stride + slot, step + 1)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What is made of the rows, and what it is made with; (R, T)."""
+
+    made_RT: Tensor
+    logp_RT: Tensor
+    kept_RT: Tensor
+    uniform_RT: Tensor
+    """float64"""
+    ended_R: Tensor
+    """4 · length + why, where a row has ended; 0 where not."""
+    eos_E: Tensor
+    seen_SV: Tensor | None = None
+    """int8, for the repetition penalty: the tokens of prompt and completion."""
+
+
+def choose(logits_SV: Tensor, sampling: Sampling, state_FS: Tensor, outputs: Outputs) -> None:
+    """Draw every live slot's next token, record it, and go one position further."""
+    slots, vocabulary = logits_SV.shape
+    blocks, device = triton.cdiv(vocabulary, BLOCK_V), logits_SV.device
+    greedy = sampling.temperature == 0.0
+    temperature, penalty = sampling.temperature or 1.0, sampling.repetition_penalty
+    cuts = {
+        "TOP_K": 0 < sampling.top_k < vocabulary and not greedy,
+        "TOP_P": sampling.top_p < 1.0 and not greedy,
+        "MIN_P": sampling.min_p > 0.0 and not greedy,
+    }
+    seen = logits_SV if outputs.seen_SV is None else outputs.seen_SV
+    settings: dict[str, Any] = {"PENALTY": outputs.seen_SV is not None, "BLOCK": BLOCK_V}
+    floor_S = torch.empty(slots, dtype=torch.int32, device=device)
+    if any(cuts.values()):
+        _floors[(slots,)](
+            logits_SV, seen, floor_S, state_FS, vocabulary, temperature, penalty,
+            sampling.top_k, sampling.top_p, sampling.min_p or 1.0, **cuts, **settings, num_warps=8,
+        )  # fmt: skip
+    settings["FLOOR"] = any(cuts.values())
+    summary = torch.empty(slots, blocks, 6, dtype=torch.float32, device=device)
+    _summaries[(slots, blocks)](
+        logits_SV, seen, summary, state_FS, floor_S, vocabulary, blocks, temperature, penalty, **settings, num_warps=4
+    )
+    _draw[(slots,)](
+        logits_SV, seen, summary, floor_S, state_FS, outputs.uniform_RT, outputs.made_RT, outputs.logp_RT,
+        outputs.kept_RT, outputs.ended_R, outputs.eos_E, len(outputs.eos_E), vocabulary, blocks, state_FS.stride(0),
+        outputs.made_RT.stride(0), temperature, penalty,
+        BLOCKS_P=power(blocks, 2), EOS_P=power(len(outputs.eos_E), 2), GREEDY=greedy, **settings, num_warps=4,
+    )  # fmt: skip
