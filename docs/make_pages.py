@@ -3,6 +3,7 @@
 import json
 import runpy
 from pathlib import Path
+from typing import Any
 
 from grpo.app.settings import preset_names
 from grpo.language import trl
@@ -53,6 +54,30 @@ too.
 
 {table}"""
 
+SPEED = """\
+# Speed
+
+Made by `docs/make_pages.py` from the files that the benches write; how each is measured stands in its script.
+
+## One GPU
+
+`make bench-gpu` writes `bench/results/gpu.json` (`bench/gpu.py`). bfloat16, β = 0, log-probs on, one GPU. A rollout is
+prompts × completions of each × tokens; every row runs to its limit or, where rows end, until one of V/160 tokens is
+drawn. SmolLM2-135M has its real weights, the other shapes random ones. vLLM keeps its prefix cache within a rollout and
+loses it before the next, as it must when weights change; ours is compared with the best of its configurations. The
+floor is the time that decoding would take if it only read the weights and the live keys and values once a step, or only
+multiplied, at the rates that a copy and a matrix product reach on the same GPU (`bench/floor.py`); reading the prompts
+is not in it.
+
+{gpu}
+## Two CPU cores
+
+`make bench` writes `bench/results/rollout_cpu.json` (`bench/generation.py`) and `cpu_step.json` (`bench/cpu_step.py`).
+SmolLM2-135M, float32.
+
+{cpu}
+"""
+
 
 def control() -> str:
     """The control presets with what was measured of each."""
@@ -77,12 +102,28 @@ def fields() -> str:
     return TRL.format(version=told["trl"], table=trl.table_markdown(told["fields"]))
 
 
+def speed() -> str:
+    """What the benches of sampling and of whole steps have measured."""
+    report = runpy.run_path(str(ROOT / "bench" / "gpu_report.py"))
+    parts = [report["tables"](_results("gpu").get("cells", {}))]
+    if (DOCS / "figures" / "gpu.png").exists():
+        parts.append("![tokens a second, seconds a step](figures/gpu.png)\n")
+    cpu = report["cpu_tables"](_results("rollout_cpu"), _results("cpu_step"))
+    return SPEED.format(gpu="\n".join(parts), cpu=cpu).rstrip() + "\n"
+
+
+def _results(name: str) -> dict[str, Any]:
+    path = ROOT / "bench" / "results" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 def pages() -> dict[Path, str]:
     """Every generated page and its current text."""
     return {
         DOCS / "recipes.md": RECIPES.format(table=table_markdown().strip()),
         DOCS / "control_presets.md": control(),
         DOCS / "trl.md": fields(),
+        DOCS / "speed.md": speed(),
     }
 
 

@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, util
@@ -147,6 +148,44 @@ class Worker:
         self._process.close()
 
 
+class Feed:
+    """Items for a pool that come bit by bit: one thread puts them in, the pool's takes them out."""
+
+    def __init__(self) -> None:
+        self.items: deque[tuple[Any, str]] = deque()
+        self.open, self.dropped, self._closed = True, False, False
+        self.bell, self._rope = os.pipe()
+        """Readable when there is something new: the pool waits for it as it does for its workers."""
+        os.set_blocking(self._rope, False)
+
+    def put(self, item: Any, seed: str) -> None:
+        """One more; the global generators are seeded from `seed` before the call."""
+        self.items.append((item, seed))
+        self._ring()
+
+    def end(self) -> None:
+        """That was all."""
+        self.open = False
+        self._ring()
+
+    def drop(self) -> None:
+        """Nobody waits for the answers any more: calls that have begun are killed, the others never begin."""
+        self.dropped = True
+        self.end()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: it has not been heard yet, and will be
+            if not self._closed:
+                os.write(self._rope, b"!")
+
+    def close(self) -> None:
+        """Once neither side uses it any more."""
+        if not self._closed:
+            self._closed = True
+            os.close(self.bell)
+            os.close(self._rope)
+
+
 class Pool:
     """Several workers for one function.
 
@@ -184,25 +223,35 @@ class Pool:
 
     def map(self, items: Iterable[Any], seed: str = "0") -> list[Outcome]:
         """One outcome an item, in their order. Global generators are seeded from (seed, position) before each call."""
+        if self.inline and not self._closed:
+            return [_call(self._function, item) for item in items]
+        with contextlib.closing(Feed()) as feed:
+            for at, item in enumerate(items):
+                feed.put(item, f"{seed}/{at}")
+            feed.end()
+            return self.run(feed)
+
+    def run(self, feed: Feed) -> list[Outcome]:
+        """The same for items that come bit by bit, each with its seed; returns once the feed has ended."""
         if self._closed:
             raise RuntimeError("the pool is closed")
-        if self.inline:
-            return [_call(self._function, item) for item in items]
-        todo = list(items)
-        found: list[Outcome | None] = [None] * len(todo)
-        waiting, idle = list(range(len(todo)))[::-1], list(self._workers)
-        busy: dict[Worker, int] = {}
-        while waiting or busy:
-            while waiting and idle:
-                at, worker = waiting.pop(), idle.pop()
-                found[at] = worker.ask(todo[at], f"{seed}/{at}")
-                if found[at] is None:
-                    busy[worker] = at
-                else:
+        found: list[Outcome | None] = []
+        idle, busy = list(self._workers), dict[Worker, int]()
+        try:
+            while ((more := feed.open) or feed.items or busy) and not feed.dropped:
+                while feed.items and idle and not feed.dropped:
+                    (item, seed), worker = feed.items.popleft(), idle.pop()
+                    found.append(worker.ask(item, seed))
+                    if found[-1] is None:
+                        busy[worker] = len(found) - 1
+                    else:
+                        idle.append(worker)
+                for worker, outcome in finished(list(busy), feed.bell) if busy or more else ():
+                    found[busy.pop(worker)] = outcome
                     idle.append(worker)
-            for worker, outcome in finished(list(busy)):
-                found[busy.pop(worker)] = outcome
-                idle.append(worker)
+        finally:
+            for worker in busy:  # dropped or interrupted: its answer must not be taken for that of the next call
+                worker.restart()
         return [outcome for outcome in found if outcome is not None]
 
     def close(self) -> None:
@@ -217,12 +266,15 @@ class Pool:
         self.close()
 
 
-def finished(busy: Sequence[Worker]) -> list[tuple[Worker, Outcome]]:
-    """Wait for the first answers or the next deadline."""
-    if not busy:
+def finished(busy: Sequence[Worker], bell: int | None = None) -> list[tuple[Worker, Outcome]]:
+    """Wait for the first answers, the next deadline, or the bell (a file that becomes readable)."""
+    watched: list[Any] = [worker.pipe for worker in busy] + ([] if bell is None else [bell])
+    if not watched:
         return []
-    limit = max(0.0, min(worker.seconds_left() for worker in busy))
-    ready = set(connection.wait([worker.pipe for worker in busy], limit))
+    limit = max(0.0, min(worker.seconds_left() for worker in busy)) if busy else None
+    ready = set(connection.wait(watched, limit))
+    if bell in ready:
+        os.read(bell, 65536)
     done = [(worker, worker.answer()) for worker in busy if worker.pipe in ready]
     late = [worker for worker in busy if worker.pipe not in ready and worker.seconds_left() <= 0]
     return done + [(worker, worker.give_up()) for worker in late if worker not in dict(done)]

@@ -92,6 +92,9 @@ class LanguageConfig(GRPOConfig):
     """Seconds a reward function may take before its process is killed and the sample counted as failed."""
     reward_workers: int | None = Field(default=None, ge=1)
     """Processes that reward functions run in; None: one a core, at most 8."""
+    overlap_rewards: bool = True
+    """Judge groups that have ended while others are sampled; a function of `completions` then gets the step in up to
+    eight parts of whole groups. False: all at once, after the last completion."""
     correctness_reward: float = Field(default=1.0)
     """What the built-in reward `correctness` gives for a right answer."""
     xml_reward: float = Field(default=0.125)

@@ -1,6 +1,7 @@
 """Where the language room's tries come from: prompts in, groups of completions out, judged.
 
     prompts.batch(step) ─► engine (or turns: engine, tools, engine, …) ─► rewards ─► Rollouts
+                             └ a group has ended: it is judged while the others go on ┘
 
 All randomness of a completion is its own seed, from (seed, step, attempt, group, member): the same whatever else is
 sampled beside it.
@@ -8,7 +9,8 @@ sampled beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,11 +27,17 @@ from grpo.language.policy import LanguagePolicy
 from grpo.language.prompts import Prompts
 from grpo.language.rewards import Judgement, Rewards, spread
 from grpo.language.samples import Prompt, Sample
-from grpo.protocols import Collected, CollectRequest, State
+from grpo.protocols import Collected, CollectRequest, Phase, State, no_phase
 from grpo.rollouts import Rollouts, Status
 
 TRAINING, PREFLIGHT = 0, 2
 """Streams of randomness; evaluation has its own."""
+
+PARTS = 8
+"""Into which a step is cut at most, to be judged: functions that take batches must not be called for every group."""
+
+Groups = Generator[tuple[int, list[Sample]], None, None]
+"""The number of a prompt and its samples, in the order in which prompts end."""
 
 
 class Player(Protocol):
@@ -37,7 +45,9 @@ class Player(Protocol):
 
     def __call__(
         self, engine: Engine, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Sample]: ...
+    ) -> Groups:
+        """`count` samples of each prompt, handed over as soon as the prompt's last one has ended."""
+        ...
 
 
 class OneAnswer:
@@ -48,23 +58,27 @@ class OneAnswer:
 
     def __call__(
         self, engine: Engine, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Sample]:
-        """`count` samples of each prompt, those of a prompt together."""
-        made = engine.generate([prompt.ids for prompt in prompts], count, sampling, seeds)
-        texts = self._tokens.tokenizer.batch_decode([c.ids for c in made], skip_special_tokens=True)
-        return [
-            Sample(
-                prompt=prompts[number // count],
-                ids=completion.ids,
-                made=torch.ones(len(completion.ids), dtype=torch.bool),
-                logp=completion.logp,
-                stop=completion.stop,
-                text=text,
-                messages=({"role": "assistant", "content": text},),
-                kept=completion.kept,
+    ) -> Groups:
+        """`count` samples of each prompt, as soon as they have ended."""
+        asked = [prompt.ids for prompt in prompts]
+        for number, made in engine.stream(asked, count, sampling, seeds):
+            texts = self._tokens.tokenizer.batch_decode([c.ids for c in made], skip_special_tokens=True)
+            yield (
+                number,
+                [
+                    Sample(
+                        prompt=prompts[number],
+                        ids=completion.ids,
+                        made=torch.ones(len(completion.ids), dtype=torch.bool),
+                        logp=completion.logp,
+                        stop=completion.stop,
+                        text=text,
+                        messages=({"role": "assistant", "content": text},),
+                        kept=completion.kept,
+                    )
+                    for completion, text in zip(made, texts, strict=True)
+                ],
             )
-            for number, (completion, text) in enumerate(zip(made, texts, strict=True))
-        ]
 
 
 class LanguageSource:
@@ -93,6 +107,8 @@ class LanguageSource:
         """Of the run, for reward functions that ask."""
         self.same_data = True
         """Whether a saved state must have been made with this data; not where it is only looked at."""
+        self.stopwatch: Phase = no_phase
+        """Told when completions are made (`generate`), and when all of them wait for rewards (`rewards_wait`)."""
         self.num_tokens = 0
         self._version: int | None = None
         self._metrics: dict[str, float | None] = {}
@@ -115,28 +131,46 @@ class LanguageSource:
     def judged(
         self, prompts: Sequence[Prompt], count: int, sampling: Sampling, stream: int, moment: tuple[int, int]
     ) -> tuple[list[Sample], Judgement]:
-        """Samples and what the rewards say of them; a part is judged while the next is sampled."""
-        config = self.config
-        seeds = [seed_of(config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
-        at_once = max((config.rows_per_generation or len(seeds)) // count, 1)
-        step, handles, parts = moment[0], [], []
-        for first in range(0, len(prompts), at_once):
-            some = prompts[first : first + at_once]
-            part = self.sample(some, count, sampling, seeds[first * count : (first + len(some)) * count])
-            parts.append(part)
-            handles.append(self.rewards.begin(part, step, self._state_for_rewards(step)))
-        samples = [sample for part in parts for sample in part]
-        judged = joined([self.rewards.finish(handle) for handle in handles], self.rewards.names)
-        return [self._with(sample, judged, row) for row, sample in enumerate(samples)], judged
+        """Samples and what the rewards say of them; groups that have ended are judged while others are sampled."""
+        seeds = [seed_of(self.config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
+        columns = list(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
+        pending = self.rewards.open(columns, len(seeds), moment[0], self._state_for_rewards(moment[0]))
+        try:
+            part: dict[int, Sample] = {}
+            with self.stopwatch("generate"), closing(self._groups(prompts, count, sampling, seeds)) as groups:
+                for number, group in groups:
+                    part |= enumerate(group, number * count)
+                    if self.config.overlap_rewards and len(part) * PARTS >= len(seeds):
+                        self.rewards.add(pending, part)
+                        part = {}
+            if part:
+                self.rewards.add(pending, part)
+            with self.stopwatch("rewards_wait"):
+                judged = self.rewards.finish(pending)
+        finally:
+            self.rewards.drop(pending)
+        return [self._with(pending.samples[row], judged, row) for row in range(len(seeds))], judged
 
     def sample(self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]) -> list[Sample]:
         """Completions of the current policy, not judged."""
+        made = dict(self._groups(prompts, count, sampling, seeds))
+        return [sample for number in range(len(prompts)) for sample in made[number]]
+
+    def _groups(self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]) -> Groups:
+        """The current policy's, at most `rows_per_generation` rows at a time."""
         if self._version != self.policy.version:
             self.engine.refresh()
             self._version = self.policy.version
         self.policy.eval()
+        at_once = max((self.config.rows_per_generation or len(seeds)) // count, 1)
+        # Entered once, not for each group: autocast would cast all weights anew.
         with torch.no_grad(), self.policy.precision():
-            return self.player(self.engine, prompts, count, sampling, seeds)
+            for first in range(0, len(prompts), at_once):
+                some = prompts[first : first + at_once]
+                mine = seeds[first * count : (first + len(some)) * count]
+                with closing(self.player(self.engine, some, count, sampling, mine)) as groups:
+                    for number, group in groups:
+                        yield first + number, group
 
     def _with(self, sample: Sample, judged: Judgement, row: int) -> Sample:
         error = sample.error or judged.errors.get(row)
@@ -238,6 +272,14 @@ class LanguageSource:
         """Of the completions of the last step."""
         return self._metrics
 
+    def measures(self) -> Mapping[str, float]:
+        """What the engine says of the last rollout; it depends on the machine."""
+        return getattr(self.engine, "metrics", dict)()
+
+    def make_room(self) -> bool:
+        """Have the engine let go of what it keeps between steps; whether there was anything."""
+        return bool(getattr(self.engine, "make_room", bool)())
+
     def show(self, rows: Rollouts) -> list[dict[str, Any]]:
         """Prompt, completion and verdict of each row, and its tokens one by one."""
         shown = []
@@ -308,31 +350,6 @@ class LanguageSource:
 def seed_of(*numbers: int) -> int:
     """One seed from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-def joined(parts: Sequence[Judgement], rewards: Sequence[str]) -> Judgement:
-    """Judgements of consecutive parts of a batch as one; metrics are means over the rows."""
-    if len(parts) == 1:
-        return parts[0]
-    size = np.array([len(part.parts_NK) for part in parts])
-    first = np.cumsum(size) - size
-    names = list(dict.fromkeys(name for part in parts for name in part.metrics))
-    columns = list(dict.fromkeys(name for part in parts for name in part.extras))
-    metrics = {}
-    for name in names:  # exact for means; deviations are made again below
-        known = [(part.metrics[name], n) for part, n in zip(parts, size, strict=True) if name in part.metrics]
-        metrics[name] = float(np.average([value for value, _ in known], weights=[n for _, n in known]))
-    parts_NK = np.concatenate([part.parts_NK for part in parts])
-    return Judgement(
-        parts_NK=parts_NK,
-        errors={row + n: why for part, n in zip(parts, first, strict=True) for row, why in part.errors.items()},
-        tracebacks={row + n: why for part, n in zip(parts, first, strict=True) for row, why in part.tracebacks.items()},
-        metrics=metrics | spread(rewards, parts_NK),
-        extras={
-            name: [v for part, n in zip(parts, size, strict=True) for v in part.extras.get(name, [None] * int(n))]
-            for name in columns
-        },
-    )
 
 
 def _laid(rows: Sequence[Tensor], steps: int) -> Tensor:

@@ -19,10 +19,10 @@ import torch
 from grpo.config import ConfigError
 from grpo.language.chat import Chat, check_prefixes
 from grpo.language.config import LanguageConfig
-from grpo.language.engines import Completion, Engine, Sampling, Tokens
+from grpo.language.engines import Completion, Engine, Sampling, Tokens, in_groups
 from grpo.language.rewards.lookup import find
 from grpo.language.samples import Message, Prompt, Sample
-from grpo.language.source import seed_of
+from grpo.language.source import Groups, seed_of
 from grpo.language.tools import Call, Toolbox, parse_calls
 from grpo.workers import line
 
@@ -153,8 +153,8 @@ class Conversation:
 
     def __call__(
         self, engine: Engine, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> list[Sample]:
-        """`count` conversations from each prompt, those of a prompt together."""
+    ) -> Groups:
+        """`count` conversations from each prompt; all end together, the last turn being everyone's."""
         talks = [_Talk(prompts[number // count], seed) for number, seed in enumerate(seeds)]
         context = self._max_tokens or _context(engine)
         if self._environment is not None:
@@ -184,7 +184,7 @@ class Conversation:
             if hasattr(talk.environment, "close"):
                 with talk.blaming(f"{self._name}.close"):
                     talk.environment.close()
-        return [talk.sample() for talk in talks]
+        yield from in_groups((talk.sample() for talk in talks), count)
 
     def close(self) -> None:
         """Let go of the processes that run tools."""

@@ -7,6 +7,8 @@ tmp-step-00000010/            written here, each file fsynced, then renamed: a h
 step-00000010/                what `load` reads, after checking every hash
 latest                        name of the newest, for people and scripts; `resume_point` goes by number and validity
 aside-step-00000020/          found broken, or newer than the one gone on from: kept, never read
+
+`save` is `snapshot`, which holds up the training, and `publish`, which need not: it touches nothing but the files.
 """
 
 from __future__ import annotations
@@ -57,43 +59,60 @@ def _nothing(point: str) -> None:
     pass
 
 
-def save(
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint will hold, in memory that nobody else writes to."""
+
+    step: int
+    arrays: Mapping[str, torch.Tensor]
+    state: str
+    """The text of state.json."""
+    manifest: Row
+    """All but the hashes."""
+
+
+def snapshot(
+    state: State, step: int, *, settings: Mapping[str, Any] | None = None, score: float | None = None
+) -> Snapshot:
+    """Bring to this side what must be kept. The arrays of `state` must be its own, as those of `trainer.state` are."""
+    check(state)
+    kinds = {name: "torch" if isinstance(array, torch.Tensor) else "numpy" for name, array in state.arrays.items()}
+    manifest = {
+        "schema": SCHEMA,
+        "step": step,
+        "score": score,
+        "versions": versions(),
+        "fingerprint": fingerprint(settings or {}),
+        "settings": settings or {},
+    }
+    return Snapshot(step, _on_host(state.arrays), dumps({"values": state.values, "arrays": kinds}), manifest)
+
+
+def publish(
     folder: RunFolder,
-    state: State,
-    step: int,
+    taken: Snapshot,
     *,
-    settings: Mapping[str, Any] | None = None,
-    score: float | None = None,
     keep_last: int | None = None,
     keep_best: int = 0,
     at: Callable[[str], None] = _nothing,
 ) -> Path:
-    """Publish `state` as the checkpoint of `step`, then drop those nobody asked to keep.
+    """Write a checkpoint, then drop those nobody asked to keep.
 
     On any failure the older ones stay and the temporary folder is removed. `keep_last`: how many of the newest (None:
     all); `keep_best`: how many with the highest `score` beside them.
     """
-    check(state)
-    final = folder.checkpoints / f"step-{step:08d}"
+    final = folder.checkpoints / f"step-{taken.step:08d}"
     temporary = folder.checkpoints / f"tmp-{final.name}"
     if temporary.exists():
         shutil.rmtree(temporary)
     try:
         temporary.mkdir()
         at("folder")
-        arrays = _write_arrays(temporary / FILES[0], state.arrays)
+        _write_arrays(temporary / FILES[0], taken.arrays)
         at("arrays")
-        _write(temporary / FILES[1], dumps({"values": state.values, "arrays": arrays}))
+        _write(temporary / FILES[1], taken.state)
         at("state")
-        manifest = {
-            "schema": SCHEMA,
-            "step": step,
-            "score": score,
-            "versions": versions(),
-            "fingerprint": fingerprint(settings or {}),
-            "settings": settings or {},
-            "sha256": {name: _hash(temporary / name) for name in FILES},
-        }
+        manifest = taken.manifest | {"sha256": {name: _hash(temporary / name) for name in FILES}}
         _write(temporary / "manifest.json", dumps(manifest | {"self": fingerprint(manifest)}, indent=2))
         sync_folder(temporary)
         at("manifest")
@@ -110,6 +129,22 @@ def save(
     _retain(folder, keep_last, keep_best)
     at("retention")
     return final
+
+
+def save(
+    folder: RunFolder,
+    state: State,
+    step: int,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    score: float | None = None,
+    keep_last: int | None = None,
+    keep_best: int = 0,
+    at: Callable[[str], None] = _nothing,
+) -> Path:
+    """Publish `state` as the checkpoint of `step`; see `publish`."""
+    taken = snapshot(state, step, settings=settings, score=score)
+    return publish(folder, taken, keep_last=keep_last, keep_best=keep_best, at=at)
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
@@ -238,8 +273,8 @@ def _expect_plain(tree: Any, place: str) -> None:
         )
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> dict[str, str]:
-    """All arrays in one file. Returns which library each belongs to, so that it comes back as the same kind."""
+def _on_host(arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """All as tensors that can be written."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
     for name, array in arrays.items():
@@ -248,13 +283,17 @@ def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> dict[str, str]:
         storage = tensor.untyped_storage().data_ptr()
         tensors[name] = tensor.clone() if storage in seen else tensor  # tied weights: safetensors wants each its own
         seen.add(storage)
+    return tensors
+
+
+def _write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """All arrays in one file."""
     try:
-        save_file(tensors, path)
+        save_file(dict(tensors), path)
     except SafetensorError as error:  # its writer reports a full disk in words only
         number = re.search(r"code: (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
     _sync(path)
-    return {name: "torch" if isinstance(array, torch.Tensor) else "numpy" for name, array in arrays.items()}
 
 
 def _read(path: Path) -> Row:

@@ -189,7 +189,7 @@ class RunFolder:
 
     def sync(self) -> None:
         """Wait until the lines written so far are on the disk: a checkpoint must not be newer than its metrics."""
-        for descriptor in self._open.values():
+        for descriptor in list(self._open.values()):  # a copy: another thread may wait here while lines are added
             os.fsync(descriptor)
 
     def close(self) -> None:

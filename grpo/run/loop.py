@@ -12,7 +12,8 @@
     last checkpoint ─► curve.png ─► what the source leaves (a video) ─► Summary
                                        (its exit_code: 0 done · 1 failed · 75 preempted · 130 interrupted)
 
-Checkpoints exist only between steps: a run that is cut inside one does it again, with the same numbers.
+Checkpoints are taken only between steps: a run that is cut inside one does it again, with the same numbers. Their files
+are written while training goes on; the last one, and whatever reads them, waits.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def run(
         closing.enter_context(locked(folder.path))
         closing.callback(folder.close)
         session = Session(trainer, folder, keep_last, keep_best, best_by, failure_budget, at, log_every)
+        closing.enter_context(session)
         session.begin(resume, harmless)
         closing.callback(session.mirrors.close)
         session.mirrors.open(sinks, project)
@@ -90,9 +92,13 @@ def run(
         shown.start(folder.path, trainer.steps_done, steps)
         closing.callback(setattr, trainer, "phase", trainer.phase)
         trainer.phase = session.watch
+        if hasattr(trainer.source, "stopwatch"):
+            closing.callback(setattr, trainer.source, "stopwatch", trainer.source.stopwatch)
+            trainer.source.stopwatch = session.watch
         asked = closing.enter_context(StopSignals())
         while session.reason is None and trainer.steps_done < steps and asked.reason is None:
             report = session.step()
+            session.settle(wait=False)
             due = evaluate_every is not None and report.step % evaluate_every == 0
             row = session.record(report, evaluate if due else None)
             shown.step(row, session.seconds)
@@ -105,7 +111,7 @@ def run(
             if report.step % every == 0 or judged:  # only what was evaluated can be the best
                 session.save()
         session.end("done" if trainer.steps_done >= steps else asked.reason or "done")
-        session.save()
+        session.save(last=True)
         session.mirror_last()
         if curve:
             session.draw()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from concurrent import futures
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,10 @@ MAX_UNSAVED = 3
 
 EXIT_CODES = {"done": 0, "stopped": 0, signals.PREEMPTED: 75, signals.INTERRUPTED: 130}
 """By reason; anything else is 1."""
+
+
+class _CutShort(BaseException):
+    """Ends a save that nobody waits for any more."""
 
 
 class SamplesFailed(RuntimeError):
@@ -71,7 +77,12 @@ class Stopwatch:
 
 
 class Session:
-    """One process's part of a run, from its beginning or a checkpoint to its end."""
+    """One process's part of a run, from its beginning or a checkpoint to its end.
+
+    A checkpoint's arrays are copied between steps; its files are written by a thread while training goes on, at most
+    one at a time. Whatever reads checkpoints settles that first, and so does leaving. The last one, and those after one
+    that failed, are written before training goes on.
+    """
 
     def __init__(
         self,
@@ -97,6 +108,9 @@ class Session:
         self._row: Row = {}
         self._unmirrored = False
         self._saved: int | None = None
+        self._saving: tuple[int, futures.Future[None]] | None = None
+        """The step whose checkpoint is being written."""
+        self._cut = False
         self._unsaved = 0
         self._samples_off = False
         self._unrecorded = 0
@@ -160,7 +174,8 @@ class Session:
             metrics |= named
         try:
             row = self.folder.append_metrics(report.step, metrics)
-            self.folder.append_timing(report.step, self.watch.take(), self.seconds)
+            measures: Mapping[str, float] = getattr(self.trainer.source, "measures", dict)()
+            self.folder.append_timing(report.step, {**self.watch.take(), **measures}, self.seconds)
             self._unrecorded = 0
         except OSError as error:
             row = {"step": report.step, **metrics}
@@ -222,27 +237,54 @@ class Session:
         """Why the loop ends; the first reason stands."""
         self.reason = self.reason or reason
 
-    def save(self) -> None:
-        """Publish a checkpoint of the step just done; a full disk is survived a few times."""
-        step = self.trainer.steps_done
-        if self._saved == step or step == 0:
+    def save(self, last: bool = False) -> None:
+        """A checkpoint of the step just done, published while training goes on; the last one before this returns."""
+        with self.watch("checkpoint"):
+            self.settle()
+            step = self.trainer.steps_done
+            if self._saved == step or step == 0 or (self.reason is not None and not last):
+                return
+            taken = checkpoint.snapshot(self.trainer.state(), step, settings=self.settings, score=self._score(step))
+            if last or self._unsaved:  # nothing goes on; or what is done meanwhile may be lost
+                self._heard(step, lambda: self._publish(taken), last)
+            else:
+                self._saving = step, _begun(lambda: self._publish(taken))
+
+    def settle(self, wait: bool = True) -> None:
+        """Hear how the save that is under way has ended; without `wait`, if it has."""
+        if self._saving is None or not (wait or self._saving[1].done()):
             return
+        step, saving = self._saving
+        futures.wait([saving])
+        self._saving = None
+        self._heard(step, saving.result)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """No save outlives the run; a second Ctrl-C does not wait for more of it than the file it is at."""
+        self._cut = kind is not None and issubclass(kind, KeyboardInterrupt)
+        with suppress(_CutShort):
+            self.settle()
+
+    def _publish(self, taken: checkpoint.Snapshot) -> None:
+        self.folder.sync()
+        checkpoint.publish(self.folder, taken, keep_last=self.keep_last, keep_best=self.keep_best, at=self._reached)
+
+    def _reached(self, point: str) -> None:
+        self.at(point)
+        if self._cut:
+            raise _CutShort
+
+    def _heard(self, step: int, outcome: Callable[[], None], last: bool = False) -> None:
+        """A full disk is survived a few times."""
         try:
-            self.folder.sync()
-            checkpoint.save(
-                self.folder,
-                self.trainer.state(),
-                step,
-                settings=self.settings,
-                score=self._score(step),
-                keep_last=self.keep_last,
-                keep_best=self.keep_best,
-                at=self.at,
-            )
+            outcome()
         except OSError as error:
             self._unsaved += 1
             self.folder.event(step, "checkpoint_failed", f"step {step} was not saved, the older ones are kept: {error}")
-            if self.reason is not None or self._unsaved >= MAX_UNSAVED:
+            if last or self._unsaved >= MAX_UNSAVED:
                 self.reason = "unsaved"
             return
         self._saved, self._unsaved = step, 0
@@ -311,3 +353,19 @@ class Session:
         self.folder.event(error.report.step, "diverged", str(error))
         shown = exhibit(error.report, self.trainer.source, None)
         self.folder.write_samples(error.report.step, *shown, kind="diverged")
+
+
+def _begun(work: Callable[[], None]) -> futures.Future[None]:
+    """The work in a thread of its own, which the interpreter does not exit without."""
+    outcome: futures.Future[None] = futures.Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # whoever waits for it gets it
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    threading.Thread(target=run, name="checkpoint").start()
+    return outcome

@@ -137,7 +137,10 @@ def test_full_disk_keeps_the_old_one_and_goes_on(monkeypatch, whole, tmp_path):
     full_disk(monkeypatch, {1, 2})
     seen = []
     summary, _ = train(tmp_path / "run", stop=lambda report: seen.append(names(tmp_path / "run")))
-    assert seen[6] == ["latest", "step-00000003"]  # two saves have failed by step 9: temporary ones gone, old one there
+    assert seen[9] == [
+        "latest",
+        "step-00000003",
+    ]  # two saves have failed by step 10: temporary ones gone, old one there
     assert summary.exit_code == 0
     assert summary.events["checkpoint_failed"] == 2
     assert fingerprint(tmp_path / "run") == whole[1]

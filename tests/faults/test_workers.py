@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from grpo.workers import Pool
+from grpo.workers import Feed, Pool
 from tests.faults import calls
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,37 @@ def test_values_come_in_order_and_whole(pool):
     outcomes = pool.map(["big", "odd text", "big"])
     assert [len(outcome.value) for outcome in outcomes] == [3_000_000, 7, 3_000_000]
     assert pool.map([]) == []
+
+
+def test_items_that_come_later_are_taken_by_whoever_is_free(pool):
+    """Fed from here while a thread runs it; the seeds are the item's own, not its position's."""
+    with closing(Feed()) as feed, ThreadPoolExecutor(1) as thread:
+        running = thread.submit(pool.run, feed)
+        for item, seed in [("sleeps", "a"), ("draw", "b"), ("raises", "c"), ("draw", "b")]:
+            feed.put(item, seed)
+        feed.end()
+        asleep, first, bad, second = running.result()
+    assert "killed" in asleep.error and "no such reward" in bad.error
+    assert first.value == second.value != pool.map(["draw"], seed="b")[0].value
+
+
+def test_a_feed_that_is_dropped_ends_at_once_and_leaves_the_pool_in_order():
+    with Pool(calls.behave, workers=1, timeout=1000) as pool:
+        with closing(Feed()) as feed, ThreadPoolExecutor(1) as thread:
+            running = thread.submit(pool.run, feed)
+            feed.put("sleeps", "a")
+            feed.put("pid", "b")
+            feed.drop()
+            assert running.result() == []
+        assert pool.map(["where"])[0].value == (os.getcwd(), os.environ.get("MOVED"))
+
+
+def test_more_items_than_a_bell_can_ring_for():
+    """Its pipe holds 65,536 rings; nobody listens yet."""
+    with closing(Feed()) as feed:
+        for number in range(70_000):
+            feed.put(number, "")
+        assert len(feed.items) == 70_000
 
 
 def test_what_a_call_changes_ends_with_it(pool):

@@ -91,7 +91,7 @@ def test_a_demonstration_is_what_the_conversation_would_be(example):
         return [SimpleNamespace(ids=ids, logp=None, stop="stop", kept=None)]
 
     engine = SimpleNamespace(generate=generate)
-    [played] = trainer.source.player(engine, [prompt], 1, trainer.config.sampling, [0])
+    [(_, [played])] = trainer.source.player(engine, [prompt], 1, trainer.config.sampling, [0])
     assert played.ids.tolist() == shown.ids.tolist() and played.made.tolist() == shown.made.tolist()
     assert played.text == prompt.columns["answer"] and (played.calls, played.failed_calls) == (1, 0)
     assert len(parse_calls(played.messages[0]["content"])) == 1

@@ -4,6 +4,10 @@
     judgement = rewards.judge(samples, step=0)
     judgement.parts_NK, judgement.errors
 
+    pending = rewards.open(columns, rows=64, step=0)           the same, begun before the last sample is made
+    rewards.add(pending, {8: sample, 9: sample})               groups in any order, each sample under its row
+    judgement = rewards.finish(pending)
+
 Plain and asynchronous functions run in worker processes and get copies; what cannot be sent there (a lambda, a
 notebook's function) runs in this process with a warning, without a time limit. Reward models run in this process.
 """
@@ -15,8 +19,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +30,7 @@ import numpy as np
 from grpo.config import ConfigError
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
 from grpo.language.rewards.lookup import FromFile, find
-from grpo.workers import Outcome, Pool, line
+from grpo.workers import Feed, Outcome, Pool, line
 
 if TYPE_CHECKING:
     from grpo.language.samples import Sample
@@ -52,15 +56,18 @@ class Judgement:
     """Columns from log_extra, a value a row; None where nothing was said."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Pending:
-    """A batch that is being judged."""
+    """A batch that is being judged, some rows after others."""
 
-    samples: Sequence[Sample]
-    waiting: Sequence[tuple[Sequence[tuple[int, Task]], Future[list[Outcome]]]]
-    """Tasks in worker processes, with the function's number."""
-    inline: Sequence[tuple[int, Task]]
-    """Tasks that run in this process, when the judgement is asked for."""
+    rows: int
+    state: Mapping[str, Any]
+    """What functions get as `trainer_state`."""
+    columns: Sequence[str]
+    samples: dict[int, Sample] = field(default_factory=dict)
+    """By row, as far as there are any."""
+    feeds: list[tuple[Feed, Future[list[Outcome]], list[tuple[int, Task]]]] = field(default_factory=list)
+    """For each pool what it is fed through, its outcomes, and the tasks they are of, with the function's number."""
 
 
 class Rewards:
@@ -93,6 +100,7 @@ class Rewards:
         self.timeout, self._seed = timeout, seed
         self._pools: list[tuple[Pool, list[int], ThreadPoolExecutor]] = []
         """With the numbers of its functions, and the one thread that drives it: a pool is not shared by threads."""
+        self._pending: list[Pending] = []
         try:
             self._start(workers or min(os.cpu_count() or 1, MOST_WORKERS))
         except BaseException:
@@ -111,29 +119,60 @@ class Rewards:
     def begin(self, samples: Sequence[Sample], step: int, state: Mapping[str, Any] | None = None) -> Pending:
         """Set the worker processes to it, and return at once."""
         columns = list(dict.fromkeys(name for sample in samples for name in sample.prompt.columns))
+        pending = self.open(columns, len(samples), step, state)
+        try:
+            self.add(pending, dict(enumerate(samples)))
+        except BaseException:
+            self.drop(pending)
+            raise
+        for feed, _, _ in pending.feeds:
+            feed.end()
+        return pending
+
+    def open(self, columns: Sequence[str], rows: int, step: int, state: Mapping[str, Any] | None = None) -> Pending:
+        """Get ready to judge so many rows, which are added as they are made; then `finish`, or `drop` in an emergency.
+
+        columns: of the data, in whatever part they occur.
+        """
         known = {"max_steps": None, "epoch": None, **(state or {}), "global_step": step, "step": step}
+        pending = Pending(rows, known, columns)
+        self._pending.append(pending)
+        for pool, _, thread in self._pools:
+            feed = Feed()
+            pending.feeds.append((feed, thread.submit(pool.run, feed), []))
+        return pending
+
+    def add(self, pending: Pending, samples: Mapping[int, Sample]) -> None:
+        """Some rows, whole groups of them. Worker processes begin with these at once; asynchronous functions, which
+        take as long for many as for one, and functions of this process wait for the last."""
         for call in self.calls:
             if samples:
-                call.check(columns)
+                call.check(pending.columns)
             if _is_model(call):
-                call.function.check(samples)  # type: ignore[attr-defined]
-        tasks = [
-            (k, task)
-            for k, call in enumerate(self.calls)
-            for task in (call.tasks(samples, columns, known) if samples else ())
-        ]
-        waiting = []
-        for pool, here, thread in self._pools:
-            # Whole batches first: they take longest.
-            mine = sorted((item for item in tasks if item[0] in here), key=lambda item: -len(item[1].rows))
-            items = [(here.index(k), task) for k, task in mine]
-            waiting.append((mine, thread.submit(pool.map, items, seed=f"{self._seed}/{step}")))
-        outside = {k for _, here, _ in self._pools for k in here}
-        return Pending(samples, waiting, [item for item in tasks if item[0] not in outside])
+                call.function.check(list(samples.values()))  # type: ignore[attr-defined]
+        pending.samples |= samples
+        everything = pending.samples if len(pending.samples) == pending.rows else {}
+        for (_, here, _), (feed, _, sent) in zip(self._pools, pending.feeds, strict=True):
+            given = {k: everything if self.calls[k].asynchronous else samples for k in here}
+            new = [(k, task) for k in here for task in self._tasks(pending, k, given[k])]
+            for k, task in sorted(new, key=lambda item: -len(item[1].rows)):  # whole batches first: they take longest
+                sent.append((k, task))
+                feed.put((here.index(k), task), f"{self._seed}/{pending.state['step']}/{self._place(pending, k, task)}")
 
     def finish(self, pending: Pending) -> Judgement:
         """Wait for the workers, and run what must run in this process."""
-        return _judgement(self.names, pending.samples, self._replies(pending))
+        replies = self._replies(pending)
+        return _judgement(self.names, [pending.samples[row] for row in range(pending.rows)], replies)
+
+    def drop(self, pending: Pending) -> None:
+        """Forget about it: what is being judged is killed. Nothing happens where it is finished."""
+        for feed, running, _ in pending.feeds:
+            feed.drop()
+            if not running.cancel():
+                wait([running])
+            feed.close()
+        if pending in self._pending:  # last: where this is interrupted, `close` does it again
+            self._pending.remove(pending)
 
     def verdicts(self, samples: Sequence[Sample], step: int = 0) -> list[list[Verdict]]:
         """What each function says of each sample, as it says it: a failure of one does not touch the others."""
@@ -144,11 +183,33 @@ class Rewards:
         return found
 
     def _replies(self, pending: Pending) -> list[tuple[int, Task, Reply]]:
-        found = [(k, task, self._here(self.calls[k], task)) for k, task in pending.inline]
-        for tasks, future in pending.waiting:
-            for (k, task), outcome in zip(tasks, future.result(), strict=True):
-                found.append((k, task, outcome.value if outcome.ok else _lost(task, outcome)))
-        return found
+        try:
+            for feed, _, _ in pending.feeds:
+                feed.end()
+            outside = {*range(len(self.calls))} - {k for _, here, _ in self._pools for k in here}
+            tasks = [(k, task) for k in sorted(outside) for task in self._tasks(pending, k, pending.samples)]
+            found = [(k, task, self._here(self.calls[k], task)) for k, task in tasks]
+            for _, running, sent in pending.feeds:
+                for (k, task), outcome in zip(sent, running.result(), strict=True):
+                    found.append((k, task, outcome.value if outcome.ok else _lost(task, outcome)))
+            return found
+        finally:
+            self.drop(pending)
+
+    def _tasks(self, pending: Pending, k: int, samples: Mapping[int, Sample]) -> list[Task]:
+        """The calls of one function for these rows."""
+        rows = sorted(samples)
+        made = self.calls[k].tasks([samples[row] for row in rows], pending.columns, pending.state) if rows else []
+        return [replace(task, rows=tuple(rows[i] for i in task.rows)) for task in made]
+
+    def _place(self, pending: Pending, k: int, task: Task) -> str:
+        """A call's number in the whole step, whatever part it comes in: what it draws follows from it."""
+        at_once = [call.batched or call.asynchronous for call in self.calls]
+        here = next(here for _, here, _ in self._pools if k in here)
+        order = sorted(here, key=lambda k: pending.rows == 1 or not at_once[k])
+        first = sum(1 if at_once[other] else pending.rows for other in order[: order.index(k)])
+        row = task.rows[0]
+        return f"{first}.{row}" if at_once[k] and row else str(first + row)
 
     def _here(self, call: Call, task: Task) -> Reply:
         """In this process, on copies; awaited in a thread, since a notebook's own has a loop already."""
@@ -207,7 +268,9 @@ class Rewards:
         return False
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """Leave no process behind, whatever is being judged."""
+        while self._pending:
+            self.drop(self._pending[-1])
         for pool, _, thread in self._pools:
             thread.shutdown(wait=True)
             pool.close()

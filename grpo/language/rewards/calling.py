@@ -1,7 +1,7 @@
 """How a reward function is called and its answer read: the conventions, and what happens in the worker.
 
     def correctness(completion, answer): ...       a sample at a time: a parameter `completion`
-    def brevity(completions, **columns): ...       the whole batch: a parameter `completions`, lists of equal length
+    def brevity(completions, **columns): ...       many: a parameter `completions`, lists of equal length, whole groups
     async def judge(completion, prompt): ...       either, awaited side by side
 
 Parameters are filled by name: prompt(s), completion(s) (always text), completion_messages, completion_ids, every column
@@ -100,7 +100,7 @@ class Call:
             problem = "both completion and completions" if "completion" in words else "neither"
             raise ConfigError(
                 f"reward {name}({', '.join(words)}): give it a parameter `completion` (a sample at a time) or "
-                f"`completions` (the whole batch), it has {problem}; offered besides: prompt or prompts, "
+                f"`completions` (many), it has {problem}; offered besides: prompt or prompts, "
                 f"completion_messages, completion_ids, {', '.join(TOOLS)}, {', '.join(ANSWER)} and the data's columns"
             )
         return cls(

@@ -93,6 +93,13 @@ def box(**how):
     return Here([add, slow_echo], **how)
 
 
+def samples_of(player, engine, prompts, count, sampling, seeds):
+    """The samples of all groups, in the order of their prompts."""
+    groups = list(player(engine, prompts, count, sampling, seeds))
+    assert [number for number, _ in groups] == list(range(len(prompts)))
+    return [sample for _, group in groups for sample in group]
+
+
 def talk(*turns, tools=None, count=1, chat=None, environment=None, max_turns=8, limit=500, **how):
     """What a conversation of these turns becomes, and the engine that was asked."""
     tools = tools or (None if environment else box())
@@ -100,7 +107,7 @@ def talk(*turns, tools=None, count=1, chat=None, environment=None, max_turns=8, 
         chat or Chat(TOKENIZER), TOKENS, tools=tools, environment=environment, max_turns=max_turns, **how
     )
     engine = Scripted(*turns)
-    made = player(engine, [prompt(chat=chat)], count, Sampling(max_new_tokens=limit), list(range(count)))
+    made = samples_of(player, engine, [prompt(chat=chat)], count, Sampling(max_new_tokens=limit), list(range(count)))
     return made[0] if count == 1 else made, engine
 
 
@@ -215,7 +222,8 @@ def test_the_context_of_the_model_shortens_and_does_not_crash():
     assert (sample.stop, sample.text, sample.error) == ("length", said, None)
     engine = Scripted(said, "5")
     engine.context = limit
-    [sample] = Conversation(Chat(TOKENIZER), TOKENS, tools=box())(engine, [prompt()], 1, Sampling(), [0])
+    player = Conversation(Chat(TOKENIZER), TOKENS, tools=box())
+    [sample] = samples_of(player, engine, [prompt()], 1, Sampling(), [0])
     assert (sample.stop, len(engine.asked)) == ("length", 1)
 
 
@@ -279,7 +287,7 @@ def play(environment, *turns, answers=("3",), count=1, limit=500, max_turns=8, *
     engine = Scripted(*turns)
     prompts = [prompt(row=row, answer=answer) for row, answer in enumerate(answers)]
     seeds = list(range(len(prompts) * count))
-    return player(engine, prompts, count, Sampling(max_new_tokens=limit), seeds), engine
+    return samples_of(player, engine, prompts, count, Sampling(max_new_tokens=limit), seeds), engine
 
 
 def test_an_environment_answers_until_it_is_done_and_its_rewards_add_up():
@@ -387,7 +395,7 @@ def played():
 
     def again(rows):
         seeds = [seed for row in rows for seed in (10 * row, 10 * row + 1)]
-        return player(engine, [prompts[row] for row in rows], 2, sampling, seeds)
+        return samples_of(player, engine, [prompts[row] for row in rows], 2, sampling, seeds)
 
     return model, again
 
@@ -415,7 +423,8 @@ def test_a_conversation_depends_on_its_own_seed_alone(played):
 def test_the_models_own_context_is_the_limit(played):
     model = tiny_model(max_position_embeddings=40)
     player = Conversation(Chat(TOKENIZER), TOKENS, environment=Chatty, max_turns=8)
-    made = player(InlineEngine(model, TOKENS), [prompt("one")], 8, Sampling(max_new_tokens=120), list(range(8)))
+    engine = InlineEngine(model, TOKENS)
+    made = samples_of(player, engine, [prompt("one")], 8, Sampling(max_new_tokens=120), list(range(8)))
     assert max(len(sample.prompt.ids) + sample.length for sample in made) <= 40
     assert {sample.stop for sample in made} >= {"length"} and all(sample.error is None for sample in made)
 
@@ -458,7 +467,7 @@ def test_files_and_modules_are_named(tmp_path):
         "class Game:\n    def reset(self, row): ...\n    def step(self, said): return None, len(said), True\n"
     )
     player = made(environment=f"{file}:Game")
-    [sample] = player(Scripted("four"), [prompt()], 1, Sampling(), [0])
+    [sample] = samples_of(player, Scripted("four"), [prompt()], 1, Sampling(), [0])
     assert sample.reward == 4.0
     assert made(tools=["tests.unit.language.test_turns:documented"]).tools.names == ["documented"]
 
