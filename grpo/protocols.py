@@ -105,8 +105,8 @@ class Reference(Protocol):
 class RolloutSource(Protocol):
     """Where tries come from; may own environments, engines, learners.
 
-    Optional: `headline`, names of its metrics that a person wants to see first; `measures()`, numbers that depend on the
-    machine; `make_room()`, let go of memory that is kept between steps, and whether there was any.
+    Optional: `headline`, names of its metrics that a person wants to see first; `measures()`, numbers that depend on
+    the machine; `make_room()`, let go of memory that is kept between steps, and whether there was any.
     """
 
     def collect(self, request: CollectRequest) -> Collected: ...

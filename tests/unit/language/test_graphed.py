@@ -278,11 +278,12 @@ def test_weights_and_adapters_are_those_of_now():
     sampling = Sampling(max_new_tokens=4)
     engine = InlineEngine(model, tokens(), graphs=True)
     before = ids_of(engine.generate(asked(), 1, sampling, range(3)))
+    captures = engine._machine.counts.captures
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.3)
     after = ids_of(engine.generate(asked(), 1, sampling, range(3)))
-    assert type(engine._machine.decoder) is FusedDecoder and engine._machine.counts.captures == 1
+    assert type(engine._machine.decoder) is FusedDecoder and engine._machine.counts.captures == captures
     assert after != before
     assert after == ids_of(InlineEngine(model, tokens(), graphs=False).generate(asked(), 1, sampling, range(3)))
 

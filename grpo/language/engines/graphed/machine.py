@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +20,12 @@ from grpo.language.engines.graphed.decoder import Decoder, make_decoder
 from grpo.language.engines.graphed.kernels import FIELDS, LIVE, Outputs, choose
 from grpo.language.engines.graphed.pages import Pages, size_of
 
+READ_CAPTURED = 8192
+"""Tokens of prompts up to which reading them is captured, too; with more, launching is no longer what takes time."""
 SPARE = 0.9
 """Of the memory that is free, what keys and values may take: the rest is for what passes through the model."""
+
+Made = TypeVar("Made")
 
 
 def buckets(most: int) -> list[int]:
@@ -102,7 +106,7 @@ class Machine:
         self._left = 0
         """Bytes that were taken when sampling last ended."""
         self._key: Any = None
-        self._graphs: dict[Any, Callable[[], None]] = {}
+        self._graphs: dict[Any, Any] = {}
         self._graph_pool: Any = None
         self._tuned = [module for module in model.modules() if hasattr(module, "lora_A")]
 
@@ -197,17 +201,49 @@ class Machine:
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 
-    def graph(self, sampling: Sampling, slots: int, together: bool) -> Callable[[], None]:
+    def step(self, sampling: Sampling, slots: int, together: bool) -> Callable[[], None]:
         """One step of so many slots, captured once."""
         key = replace(sampling, max_new_tokens=1, stop=()), slots, together
+        return self._known(key, lambda: self._step(sampling, slots, together))
+
+    def read(self, ids_PT: Tensor, table_PP: Tensor, length_P: Tensor) -> None:
+        """Prompts, padded on the right, into their pages (all on the CPU here); captured where they are few."""
+        decoder, pages = self.decoder, self.pages
+        assert decoder is not None and pages is not None
+        prompts, steps = buckets(len(ids_PT))[-1], grown(ids_PT.shape[1], 64)
+        if prompts * steps > READ_CAPTURED:
+            decoder.read(self.sent(ids_PT), self.sent(table_PP), self.sent(length_P), pages)
+            return
+        shapes = (prompts, steps), (prompts, -(-steps // pages.page)), (prompts,)
+        given = ids_PT, table_PP, length_P
+        # Padded with prompts of no token, which leave nothing behind.
+        filled = [torch.zeros(shape, dtype=tensor.dtype) for shape, tensor in zip(shapes, given, strict=True)]
+        for whole, part in zip(filled, given, strict=True):
+            whole[tuple(slice(size) for size in part.shape)] = part
+        inputs, replay = self._known((prompts, steps), lambda: self._reader(filled))
+        for kept, tensor in zip(inputs, filled, strict=True):
+            kept.copy_(self.sent(tensor))
+        replay()
+
+    def _reader(self, like: Sequence[Tensor]) -> tuple[Sequence[Tensor], Callable[[], None]]:
+        decoder, pages = self.decoder, self.pages
+        assert decoder is not None and pages is not None
+        ids_PT, table_PP, length_P = (torch.zeros_like(tensor, device=self.device) for tensor in like)
+        return (ids_PT, table_PP, length_P), self._captured(lambda: decoder.read(ids_PT, table_PP, length_P, pages))
+
+    def sent(self, tensor: Tensor) -> Tensor:
+        """To the device, without waiting for it."""
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def _known(self, key: Any, make: Callable[[], Made]) -> Made:
         if key not in self._graphs:
             began = time.perf_counter()
-            self._graphs[key] = self._capture(sampling, slots, together)
+            self._graphs[key] = make()
             self.counts.captures += 1
             self.counts.capture_seconds += time.perf_counter() - began
         return self._graphs[key]
 
-    def _capture(self, sampling: Sampling, slots: int, together: bool) -> Callable[[], None]:
+    def _step(self, sampling: Sampling, slots: int, together: bool) -> Callable[[], None]:
         decoder, pages, buffers = self.decoder, self.pages, self.buffers
         assert decoder is not None and pages is not None and buffers is not None
         state_FS, table_SP = buffers.state_FS, buffers.table_SP[:slots]
@@ -216,25 +252,30 @@ class Machine:
         def step() -> None:
             choose(decoder.step(state_FS, table_SP, pages, together), sampling, state_FS, outputs)
 
-        if self.device.type != "cuda":
-            return step
         kept = state_FS.clone()
         state_FS[LIVE] = 0  # kernels are compiled and libraries warmed up on slots that nobody is in
+        graph = self._captured(step)
+        state_FS.copy_(kept)
+        return graph
+
+    def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What replays it; it is done once before."""
+        if self.device.type != "cuda":
+            return work
         current, stream = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         if self._graph_pool is None:
             self._graph_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            step()
+            work()
             # Not torch.cuda.graph, which collects garbage and empties the allocator's cache every time.
             graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
             try:
-                step()
+                work()
             finally:
                 graph.capture_end()
         current.wait_stream(stream)
-        state_FS.copy_(kept)
         return graph.replay
 
 

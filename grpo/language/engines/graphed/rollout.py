@@ -202,8 +202,10 @@ class Rollout:
         steps, width = max(lengths), needed(max(lengths))
         ids = [[*prompt.ids[:-1], *[0] * (steps - n)] for prompt, n in zip(prompts, lengths, strict=True)]
         table = [[*(prompt.pages or ()), *[0] * width][:width] for prompt in prompts]
-        self.decoder.read(
-            self._sent(ids, torch.long), self._sent(table, torch.int32), self._sent(lengths, torch.int32), self.pages
+        self.machine.read(
+            torch.tensor(ids),
+            torch.tensor(table, dtype=torch.int32).view(len(prompts), width),
+            torch.tensor(lengths, dtype=torch.int32),
         )
         for prompt in prompts:
             prompt.read = True
@@ -249,8 +251,7 @@ class Rollout:
 
     def _sent(self, values: Any, dtype: torch.dtype) -> Tensor:
         """To the device, without waiting for it."""
-        there = torch.as_tensor(values, dtype=dtype)
-        return there.pin_memory().to(self.machine.device, non_blocking=True) if self.cuda else there
+        return self.machine.sent(torch.as_tensor(values, dtype=dtype))
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -263,7 +264,7 @@ class Rollout:
         for row in seated:
             row.steps += steps
         size = self._bucket(len(self.slots))
-        replay = self.machine.graph(self.sampling, size, size >= self.pays)
+        replay = self.machine.step(self.sampling, size, size >= self.pays)
         for _ in range(steps):
             replay()
         self.machine.counts.slot_steps += steps * size

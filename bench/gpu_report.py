@@ -1,0 +1,256 @@
+"""Tables and a chart from what `gpu.py` and the benches on the CPU have written."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+Found = dict[str, Any]
+
+MODELS = {
+    "smollm": "SmolLM2-135M",
+    "qwen06": "Qwen3-0.6B shape",
+    "qwen17": "Qwen3-1.7B shape",
+    "llama3b": "Llama-3.2-3B shape",
+    "tiny": "tiny",
+}
+STEPS = {"step": "ours", "trl": "TRL, `generate`", "trl_vllm": "TRL, vLLM in its process"}
+CONFIGURATIONS = {
+    "default": "as it is",
+    "ids": "detokenize off",
+    "ids_mp": "detokenize off, multiprocessing on",
+    "ids_wide": "detokenize off, graphs to 1,024",
+}
+OURS, THEIRS, OTHER = "tab:blue", "tab:orange", "tab:green"
+ELSEWHERE = "†"
+
+
+def rates(found: Found) -> list[float]:
+    """Tokens a second of every repeat."""
+    return [tokens / seconds for tokens, seconds in zip(found["tokens"], found["seconds"], strict=True)]
+
+
+def quartiles(values: list[float]) -> tuple[float, float, float]:
+    """The lower one, the median, the upper one."""
+    if len(values) < 2:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def spread(values: list[float], form: str) -> str:
+    """The median and, in brackets, the quartiles."""
+    low, middle, high = (format(value, form) for value in quartiles(values))
+    return f"{middle} ({low} – {high})"
+
+
+def told(found: Found | None) -> str:
+    """A cell in a few words."""
+    if found is None:
+        return "open"
+    if "error" in found:
+        return f"failed: {found['error']}"
+    if "tokens" in found:
+        return f"{spread(rates(found), ',.0f')} tokens/s"
+    return f"{spread(found['seconds'], '.3g')} s a step"
+
+
+def good(cells: dict[str, Found], *peers: str) -> dict[str, Found]:
+    """The cells of these peers that have figures."""
+    return {name: c for name, c in cells.items() if "error" not in c and c["settings"]["peer"] in peers}
+
+
+def rival(cells: dict[str, Found], ours: str) -> Found | None:
+    """Of vLLM's configurations for the same prompts and tokens the one that made most a second."""
+    others = [c for c in good(cells, "vllm").values() if _same(c, cells[ours])]
+    return max(others, key=lambda c: quartiles(rates(c))[1], default=None)
+
+
+def _same(one: Found, other: Found) -> bool:
+    """Whether two cells were asked for the same."""
+    left_out = ("peer", "configuration", "repeats")
+    a, b = ({k: v for k, v in c["settings"].items() if k not in left_out} for c in (one, other))
+    return a == b
+
+
+def mark(one: Found, other: Found) -> str:
+    """Whether a ratio is of figures from two runs."""
+    return "" if one["run"] == other["run"] and one["machine"] == other["machine"] else ELSEWHERE
+
+
+def rows_of(found: Found) -> str:
+    """What was asked for."""
+    s = found["settings"]
+    return f"{s['prompts']} × {s['group']} × {s['tokens']}{', rows end' if s['ends'] else ''}"
+
+
+def tables(cells: dict[str, Found]) -> str:
+    """Markdown: rollouts, vLLM's configurations, whole steps, what failed, what it was measured on."""
+    parts = [part for part in (_rollouts(cells), _vllm(cells), _steps(cells), _failed(cells), _machines(cells)) if part]
+    text = "\n".join(parts)
+    if ELSEWHERE in text:
+        text += f"\n{ELSEWHERE} of figures that come from two runs.\n"
+    return text or "Not measured.\n"
+
+
+def _rollouts(cells: dict[str, Found]) -> str:
+    ours = good(cells, "ours")
+    if not ours:
+        return ""
+    lines = [
+        "| model | prompts × completions × tokens | ours, tokens/s | vLLM's best, tokens/s | ours ÷ vLLM "
+        "| floor ÷ ours | GiB, ours | graphs captured while timed |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in sorted(ours, key=_place):
+        cell, other = ours[name], rival(cells, name)
+        theirs, ratio = "–", "–"
+        if other is not None:
+            how = CONFIGURATIONS[other["settings"]["configuration"]["name"]]
+            theirs = f"{spread(rates(other), ',.0f')}: {how}"
+            ratio = f"{quartiles(rates(cell))[1] / quartiles(rates(other))[1]:.2f}{mark(cell, other)}"
+        share = cell["floor_seconds"] / statistics.median(cell["seconds"])
+        memory = cell["peak"].get("allocated_gib")
+        model = MODELS[cell["settings"]["model"]]
+        texts = [model, rows_of(cell), spread(rates(cell), ",.0f"), theirs, ratio, f"{share:.2f}"]
+        texts += ["–" if memory is None else f"{memory:.1f}", str(cell["captures_while_timed"])]
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _vllm(cells: dict[str, Found]) -> str:
+    theirs = good(cells, "vllm")
+    if not theirs:
+        return ""
+    lines = ["| model | prompts × completions × tokens | vLLM | tokens/s |", "|---|---|---|---|"]
+    for name in sorted(theirs, key=lambda name: (_place(name), list(CONFIGURATIONS).index(_how(theirs[name])))):
+        cell = theirs[name]
+        texts = [MODELS[cell["settings"]["model"]], rows_of(cell), CONFIGURATIONS[_how(cell)]]
+        lines.append(f"| {' | '.join([*texts, spread(rates(cell), ',.0f')])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _steps(cells: dict[str, Found]) -> str:
+    steps = good(cells, *STEPS)
+    if not steps:
+        return ""
+    ours = next((c for c in steps.values() if c["settings"]["peer"] == "step"), None)
+    lines = ["| a whole step | seconds | ÷ ours | GiB | tokens of a completion |", "|---|---|---|---|---|"]
+    for cell in sorted(steps.values(), key=lambda c: list(STEPS).index(c["settings"]["peer"])):
+        ratio = "–"
+        if ours is not None and cell is not ours and _same(cell, ours):
+            middle = statistics.median(cell["seconds"]) / statistics.median(ours["seconds"])
+            ratio = f"{middle:.2f}{mark(cell, ours)}"
+        memory = cell["peak"].get("allocated_gib")
+        label = f"{MODELS[cell['settings']['model']]}, {rows_of(cell)}: {STEPS[cell['settings']['peer']]}"
+        texts = [label, spread(cell["seconds"], ".3g"), ratio, "–" if memory is None else f"{memory:.1f}"]
+        texts.append(f"{statistics.mean(cell['mean_length']):.1f}")
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _failed(cells: dict[str, Found]) -> str:
+    lines = [f"- `{name}` failed: {cell['error']}" for name, cell in cells.items() if "error" in cell]
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _machines(cells: dict[str, Found]) -> str:
+    found = [cell for cell in cells.values() if "error" not in cell]
+    if not found:
+        return ""
+    names = sorted({cell["machine"].get("gpu") or cell["machine"].get("cpu", "") for cell in found})
+    versions: dict[str, set[str]] = {}
+    for cell in found:
+        for name, version in cell["versions"].items():
+            versions.setdefault(name, set()).add(version)
+    said = ", ".join(f"{name} {' and '.join(sorted(all_of))}" for name, all_of in versions.items())
+    repeats = sorted({cell["settings"]["repeats"] for cell in found})
+    sizes = [size for cell in found for size in cell["settings"]["prompt_lengths"]]
+    return (
+        f"{' and '.join(names)}; {said}. Medians of {' or '.join(map(str, repeats))} after warm-up, with quartiles; "
+        f"prompts of {min(sizes)} to {max(sizes)} tokens, {statistics.mean(sizes):.0f} on average.\n"
+    )
+
+
+def cpu_tables(rollouts: Found, steps: Found) -> str:
+    """Markdown: rollouts and whole steps on a CPU, as `generation.py` and `cpu_step.py` write them."""
+    lines = []
+    if rollouts:
+        lines += [
+            "| prompts × completions × tokens | tokens of a prompt | ours ÷ `generate`, tokens/s |",
+            "|---|---|---|",
+        ]
+        for case in rollouts["cases"]:
+            sizes, end = case["prompt_tokens"], ", rows end" if case["rows_end"] else ""
+            asked = f"{len(sizes)} × {case['group']} × {case['tokens']}{end}"
+            told = str(sizes[0]) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+            lines.append(f"| {asked} | {told} | {case['tokens_per_second_ratio']:.2f} |")
+        repeats = len(rollouts["cases"][0]["seconds"]["inline"])
+        lines += ["", f"{rollouts['threads']} threads, medians of {repeats}.", ""]
+    if steps:
+        each = ", ".join(f"{ratio:.2f}" for ratio in steps["ratio_each_round"])
+        cell = steps["rounds"]["ours"][0]
+        lines.append(
+            f"A training step of {rows_of(cell)}: TRL {steps['rounds']['trl'][0]['versions']['trl']} takes "
+            f"{steps['ratio']:.2f} times as long as ours (rounds: {each}; {cell['machine']['threads']} threads)."
+        )
+    return "\n".join(lines).rstrip() + "\n" if lines else "Not measured.\n"
+
+
+def _place(name: str) -> tuple[int, int, bool]:
+    """Smaller models first, then fewer rows."""
+    words = name.removeprefix("vllm_").split("_")
+    return list(MODELS).index(words[0]), int(words[1]), "ending" in words
+
+
+def _how(cell: Found) -> str:
+    return cell["settings"]["configuration"]["name"]
+
+
+def chart(cells: dict[str, Found], path: Path) -> None:
+    """Bars: tokens a second of the rollouts, seconds of a step; whiskers are quartiles."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    ours, steps = good(cells, "ours"), good(cells, *STEPS)
+    figure = Figure(figsize=(10, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=[2.6, 1])
+    names = sorted(ours, key=_place)
+    for at, name in enumerate(names):
+        pairs = [(-0.2, ours[name], OURS, "ours"), (0.2, rival(cells, name), THEIRS, "vLLM's best configuration")]
+        for offset, cell, colour, label in pairs:
+            if cell is not None:
+                _bar(left, at + offset, [rate / 1e3 for rate in rates(cell)], colour, label)
+    left.set_xticks(range(len(names)), [_label(ours[name]) for name in names], fontsize=7)
+    left.set_ylabel("thousand tokens a second")
+    ordered = sorted(steps.values(), key=lambda c: list(STEPS).index(c["settings"]["peer"]))
+    for at, cell in enumerate(ordered):
+        colour = {"step": OURS, "trl": OTHER, "trl_vllm": THEIRS}[cell["settings"]["peer"]]
+        _bar(right, at, cell["seconds"], colour, "", width=0.6)
+    labels = [STEPS[cell["settings"]["peer"]].replace(", ", ",\n").replace("`", "") for cell in ordered]
+    right.set_xticks(range(len(ordered)), labels, fontsize=7)
+    right.set_ylabel("seconds a step")
+    for axes, title in ((left, "Rollout: higher is better"), (right, "Whole step: lower is better")):
+        axes.set_title(title, fontsize=9)
+        axes.grid(axis="y", alpha=0.3)
+    handles, texts = left.get_legend_handles_labels()
+    if handles:
+        unique = dict(zip(texts, handles, strict=True))
+        left.legend(unique.values(), unique.keys(), fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def _bar(axes: Any, at: float, values: list[float], colour: str, label: str, width: float = 0.38) -> None:
+    low, middle, high = quartiles(values)
+    axes.bar(at, middle, width, color=colour, label=label, yerr=[[middle - low], [high - middle]], capsize=2)
+    text = f"{middle:,.0f}" if middle >= 10 else f"{middle:.2g}"
+    axes.annotate(text, (at, high), ha="center", va="bottom", fontsize=7, xytext=(0, 2), textcoords="offset points")
+
+
+def _label(cell: Found) -> str:
+    settings = cell["settings"]
+    rows = settings["prompts"] * settings["group"]
+    return f"{MODELS[settings['model']].replace(' ', chr(10))}\n{rows:,} rows{', ending' if settings['ends'] else ''}"

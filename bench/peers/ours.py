@@ -1,0 +1,155 @@
+"""Ours: a rollout of the inline engine, or a whole training step."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import models
+import torch
+from cells import job, measure, peak
+from floor import decode_floor
+
+WARM_UP = 2
+"""Rollouts before those that are timed: graphs are captured and memory is taken in the first."""
+
+
+def ceilings(device: str, dtype: str) -> dict[str, float]:
+    """Bytes a second of a copy, reading and writing; operations a second of a matrix product."""
+    size, side = (2**30, 8192) if device == "cuda" else (2**24, 256)
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    factor = torch.randn(side, side, device=device).to(getattr(torch, dtype))
+    return {
+        "copy_bytes_per_s": 2 * size / _seconds(lambda: target.copy_(source), device),
+        "matmul_flops_per_s": 2 * side**3 / _seconds(lambda: factor @ factor, device),
+    }
+
+
+def _seconds(work: Any, device: str, at_once: int = 10, repeats: int = 7) -> float:
+    """Of one of several in a row, the median."""
+    found = []
+    for _ in range(repeats):
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(at_once):
+            work()
+        _wait(device)
+        found.append((time.perf_counter() - start) / at_once)
+    return statistics.median(found)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def rollout(model: Any, limits: dict[str, float], asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of each rollout and what it made; prompts and completions start and end on the CPU."""
+    from grpo.language.engines import Sampling, Tokens
+    from grpo.language.engines.inline import InlineEngine
+
+    settings, prompts, device = cell["settings"], cell["prompts"], asked["device"]
+    nothing = [model.config.vocab_size]
+    engine = InlineEngine(model, Tokens(None, frozenset(cell["ends"] or nothing), 0))
+    sampling = Sampling(max_new_tokens=settings["tokens"])
+    seeds = range(len(prompts) * settings["group"])
+
+    for _ in range(WARM_UP):
+        engine.generate(prompts, settings["group"], sampling, seeds)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds, tokens, told, made = [], [], [], []
+    for _ in range(settings["repeats"]):
+        _wait(device)
+        start = time.perf_counter()
+        made = engine.generate(prompts, settings["group"], sampling, seeds)
+        seconds.append(time.perf_counter() - start)
+        tokens.append(sum(len(completion.ids) for completion in made))
+        told.append(dict(engine.metrics()))
+    assert all(completion.logp is not None for completion in made)
+    lengths = [len(completion.ids) for completion in made]
+    groups = [lengths[i : i + settings["group"]] for i in range(0, len(lengths), settings["group"])]
+    shape = models.counted(model)
+    least = decode_floor(
+        shape, [len(p) for p in prompts], groups, limits["copy_bytes_per_s"], limits["matmul_flops_per_s"]
+    )
+    found = {
+        "seconds": seconds,
+        "tokens": tokens,
+        "longest": max(lengths),
+        "peak": peak(device),
+        "captures_while_timed": int(sum(one.get("engine/captures", 0.0) for one in told)),
+        "graphs": "engine/captures" in told[-1],
+        "engine": told[-1],
+        "weights": shape.weights,
+        "ceilings": limits,
+        "floor_seconds": least,
+    }
+    engine.close()
+    del engine
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of each training step: sampling, rewards, gradients and update."""
+    from grpo.language import GRPOConfig, GRPOTrainer
+
+    settings, device = cell["settings"], asked["device"]
+    config = GRPOConfig(
+        model=asked["folder"],
+        device=device,
+        dtype=asked["dtype"],
+        beta=0.0,
+        loss_type="grpo",
+        learning_rate=1e-6,
+        group_size=settings["group"],
+        groups_per_step=len(cell["texts"]),
+        max_completion_length=settings["tokens"],
+        skip_apply_chat_template=True,
+        preflight=False,
+        reward_workers=1,
+    )
+    rewards = f"{Path(__file__).parent / 'reward.py'}:variety"
+    trainer = GRPOTrainer(reward_funcs=rewards, args=config, train_dataset=[{"prompt": text} for text in cell["texts"]])
+    seconds, lengths, phases = [], [], []
+    for number in range(1 + settings["repeats"]):
+        if number == 1 and device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        _wait(device)
+        start = time.perf_counter()
+        report = trainer.step()
+        _wait(device)
+        seconds.append(time.perf_counter() - start)
+        lengths.append(report["completions/mean_length"])
+        phases.append({name: value for name, value in report.metrics.items() if name.startswith(("time/", "engine/"))})
+    trainer.source.close()
+    own = [len(trainer.tokens.tokenizer.encode(text, add_special_tokens=False)) for text in cell["texts"]]
+    return {
+        "seconds": seconds[1:],
+        "first_seconds": seconds[0],
+        "mean_length": lengths[1:],
+        "prompt_tokens": own,
+        "peak": peak(device),
+        "phases": phases[1:],
+        "weights_in": "float32, products in bfloat16" if asked["dtype"] == "bfloat16" else asked["dtype"],
+    }
+
+
+def main() -> None:
+    asked = job()
+    if asked["peer"] == "step":
+        measure(asked, lambda cell: step(asked, cell))
+        return
+    model, limits = models.load(asked), ceilings(asked["device"], asked["dtype"])
+    measure(asked, lambda cell: rollout(model, limits, asked, cell))
+
+
+if __name__ == "__main__":
+    main()

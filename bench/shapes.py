@@ -1,0 +1,62 @@
+"""Shapes of published models, for random weights: the arguments of their configurations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TINY: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+}
+QWEN3 = {"model_type": "qwen3", "vocab_size": 151_936, "max_position_embeddings": 40_960, "rope_theta": 1e6}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen17": {
+        **QWEN3,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "qwen06": {
+        **QWEN3,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "llama3b": {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 5e5,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+}
+SMOLLM_VOCABULARY = 49_152
+
+
+def vocabulary(model: str, tiny: bool = False) -> int:
+    """How many tokens a model knows."""
+    if tiny:
+        return TINY["vocab_size"]
+    return SHAPES[model]["vocab_size"] if model in SHAPES else SMOLLM_VOCABULARY
