@@ -102,24 +102,29 @@ def test_greedy_tokens_are_generate_s_on_64_prompts(smollm):
     assert differ <= 6
 
 
+@torch.no_grad()
+def scored(model, prompt, ids):
+    """Log-probs of a completion in one pass of the module."""
+    logits = model(torch.tensor([[*prompt, *ids.tolist()]], device="cuda")).logits[0, len(prompt) - 1 : -1]
+    return logits.float().log_softmax(-1).gather(-1, ids.cuda()[:, None])[:, 0].cpu()
+
+
 @pytest.mark.parametrize("kept", ["bfloat16", "float32 under autocast"])
-def test_sampled_log_probs_are_the_scoring_pass_s_within_bfloat16(smollm, kept):
+def test_sampled_log_probs_are_as_near_to_float32_as_the_scoring_pass_s(smollm, kept):
+    """Logits around 20 are rounded to multiples of 0.125 in bfloat16: that is the module's own error, and ours."""
     model = copy.deepcopy(smollm)
     if kept == "bfloat16":
         model = model.bfloat16()
     asked = prompts(8, model.config.vocab_size, 8, 160)
     with torch.autocast("cuda", torch.bfloat16, enabled=kept != "bfloat16"):
         made = InlineEngine(model, NEVER).generate(asked, 8, Sampling(max_new_tokens=128), range(64))
-        gaps = []
-        for row, completion in enumerate(made):
-            prompt = asked[row // 8]
-            with torch.no_grad():
-                logits = model(torch.tensor([[*prompt, *completion.ids.tolist()]], device="cuda")).logits
-            expected = logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
-            expected = expected.gather(-1, completion.ids.cuda()[:, None])[:, 0].cpu()
-            gaps.append((completion.logp - expected).abs())
-    gap = torch.cat(gaps)
-    assert float(gap.mean()) < 0.02 and float(gap.quantile(0.99)) < 0.1, (float(gap.mean()), float(gap.quantile(0.99)))
+        theirs = torch.cat([scored(model, asked[row // 8], one.ids) for row, one in enumerate(made)])
+    exact = torch.cat([scored(smollm, asked[row // 8], one.ids) for row, one in enumerate(made)])
+    mine = torch.cat([one.logp for one in made])
+    error, module_error = (mine - exact).abs().mean(), (theirs - exact).abs().mean()
+    assert error < 1.2 * module_error, (float(error), float(module_error))
+    assert (mine - theirs).abs().mean() < 0.1 and (mine - theirs).abs().quantile(0.99) < 0.3
+    assert (mine - theirs).mean().abs() < 0.01  # no bias
 
 
 def test_float32_samples_are_the_same_for_any_slots_and_order(smollm):

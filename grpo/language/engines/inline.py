@@ -23,6 +23,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from grpo.config import ConfigError
 from grpo.language.engines import Completion, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
+from grpo.language.engines.linears import laid_out
 from grpo.language.engines.sampling import StopTexts, draw, uniforms
 
 if TYPE_CHECKING:
@@ -107,11 +108,12 @@ class InlineEngine:
                 yield from Rollout(machine, prompts, room, count, sampling, seeds, self.rows_at_a_time)()
                 return
             groups: dict[int, dict[int, Completion]] = {}
-            for row, completion in self._rows(prompts, room, count, sampling, seeds):
-                group = groups.setdefault(row // count, {})
-                group[row % count] = completion
-                if len(group) == count:
-                    yield row // count, [group[member] for member in range(count)]
+            with laid_out(self.model, max(room)), folded_heads():
+                for row, completion in self._rows(prompts, room, count, sampling, seeds):
+                    group = groups.setdefault(row // count, {})
+                    group[row % count] = completion
+                    if len(group) == count:
+                        yield row // count, [group[member] for member in range(count)]
 
     def _graphed(self, positions: int) -> Machine | None:
         """What decodes in CUDA graphs; None where it cannot be, which is said once."""
@@ -154,9 +156,8 @@ class InlineEngine:
             batch = rows[start : start + step]
             asked = [prompts[i // count] for i in batch]
             limits = [room[i // count] for i in batch]
-            with folded_heads():
-                for row, completion in self._batch(asked, limits, sampling, [seeds[i] for i in batch]):
-                    yield batch[row], completion
+            for row, completion in self._batch(asked, limits, sampling, [seeds[i] for i in batch]):
+                yield batch[row], completion
 
     def metrics(self) -> Mapping[str, float]:
         """Of the last rollout."""
