@@ -135,10 +135,10 @@ class LanguageConfig(GRPOConfig):
     # --- training batches
     tokens_per_microbatch: int | None = Field(default=None, ge=1)
     """Tokens in one forward and backward pass; changes memory, not the gradient. None: 4,096 on a CPU, 32,768 else."""
-    packing: Literal["auto", "shared", "packed", "padded"] = "auto"
-    """Rows of a pass: each prompt once with all its completions behind it, all rows one behind the other, or padded to
-    the longest; the same gradients. auto: packed where the attention implementation knows it, else shared where it
-    takes masks, else padded."""
+    packing: Literal["auto", "segments", "shared", "packed", "padded"] = "auto"
+    """Rows of a pass: each prompt once with all its completions, as segments of one row (a GPU, bfloat16) or as a row
+    with a mask (shared), all rows one behind the other (packed), or padded to the longest; the same gradients. auto:
+    packed where the attention implementation knows it, else segments, shared or padded, the first that can be."""
     lr_schedule: str = "constant"
     """Of the learning rate over the run: constant, linear, cosine, … (transformers' names), after any warm-up."""
     warmup_steps: int = Field(default=0, ge=0)

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grpo.config import ConfigError
+from grpo.language import segments
 from grpo.language.packing import fill, lay_out
 from grpo.language.samples import Prompt, Sample
 from grpo.rollouts import Rollouts, Scores
 
 TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Size of the float32 logits of one tile. On a CPU above the size from which memory goes back to the system at once."""
+PROBES, PROBED = 12, 1 << 26
+"""Weights whose gradients are compared when a way of packing is tried, and how large they may be."""
 BUDGET = {"cpu": 4096}
 """Tokens of a pass unless the settings say otherwise; 32,768 elsewhere."""
 
@@ -30,9 +33,16 @@ class Scorer:
     """Log-probs of samples under one module."""
 
     def __init__(
-        self, model: Any, temperature: float, packing: str = "auto", budget: int | None = None, pad: int = 0
+        self,
+        model: Any,
+        temperature: float,
+        packing: str = "auto",
+        budget: int | None = None,
+        pad: int = 0,
+        autocast: torch.dtype | None = None,
     ) -> None:
-        self.model, self.temperature, self.pad = model, temperature, pad
+        """autocast: the type that is computed in, where the weights are kept in a wider one."""
+        self.model, self.temperature, self.pad, self.autocast = model, temperature, pad, autocast
         causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self.body, self.head = causal.base_model, causal.get_output_embeddings()
         self._causal, self._after = causal, _after_head(causal.config.get_text_config())
@@ -40,6 +50,8 @@ class Scorer:
         self.budget = budget or BUDGET.get(self.device.type, 32_768)
         self._whole = not self._agrees()
         self.packing = self._choose() if packing == "auto" else packing
+        if self.packing == "segments":
+            self._check_segments()
         if self._whole:
             warnings.warn(
                 f"{type(causal).__name__} does more with its head than this room knows: its logits are made whole, "
@@ -53,6 +65,8 @@ class Scorer:
         arguments: dict[str, Any] = {"input_ids": laid.input_ids, "position_ids": laid.position_ids, "use_cache": False}
         if laid.sees is not None:
             arguments["attention_mask"] = self._mask(laid.sees)
+        if laid.segments is not None:
+            arguments |= segments.arguments(laid.segments)
         if self._whole:
             out_LV = self._causal(**arguments).logits.flatten(0, 1)[laid.at_M]
             logp_M, entropy_M = self._of_logits(out_LV, laid.target_M, entropy)
@@ -126,28 +140,65 @@ class Scorer:
         ]
 
     def _choose(self) -> str:
-        """Packed where the attention implementation knows it, shared prompts where it takes masks, else padded."""
+        """Packed where the attention implementation knows it, shared prompts where the model can, else padded."""
         config = self._causal.config
         if str(getattr(config, "_attn_implementation", "")).startswith("flash"):
             return "packed"
         text = config.get_text_config()
-        window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
-        return "padded" if window or not self._takes_masks() else "shared"
+        if getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
+            return "padded"
+        if self.device.type == "cuda" and self._can("segments"):
+            return "segments"
+        return "shared" if self._can("shared") else "padded"
 
-    @torch.no_grad()
-    def _takes_masks(self) -> bool:
-        """Whether completions that share a prompt get the numbers they get alone; not every architecture can."""
-        prompt = Prompt(0, [3, 4, 5], "", None)
-        ids = [torch.tensor([4, 3]), torch.tensor([5, 4, 3])]
-        rows = [Sample(prompt, t, torch.ones(len(t), dtype=torch.bool), None, "eos", "") for t in ids]
-        found = []
-        with mode_of(self.model, False):
-            for self.packing in ("padded", "shared"):
+    def _can(self, packing: str) -> bool:
+        """Whether completions that share a prompt get the numbers they get alone, on the way back, too.
+
+        Not every architecture can, nor every build of torch.
+        """
+        learned = [p for p in self.model.parameters() if p.requires_grad and p.numel() < PROBED][:PROBES]
+        prompts = [Prompt(0, [3, 4, 5], "", None), Prompt(1, [5, 3], "", None)]
+        rows = [
+            Sample(prompt, torch.tensor(ids), torch.ones(len(ids), dtype=torch.bool), None, "eos", "")
+            for prompt, ids in ((prompts[0], [4, 3]), (prompts[1], [3]), (prompts[0], [5, 4, 3]))
+        ]
+        found, former = [], self._attention
+        with mode_of(self.model, False), self.precision():
+            for self.packing in ("padded", packing):
+                self._attention = segments.INTERFACE if self.packing == "segments" else former
                 try:
-                    found.append(self(rows, 3).logp_NT)
-                except (RuntimeError, ValueError, TypeError, IndexError):
+                    with torch.set_grad_enabled(bool(learned)):
+                        logp_NT = self(rows, 3).logp_NT
+                        grads = torch.autograd.grad(logp_NT.sum(), learned, materialize_grads=True) if learned else ()
+                except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
                     return False
-        return bool(torch.allclose(found[0], found[1], rtol=1e-2, atol=1e-2))
+                finally:
+                    self._attention = former
+                found.append([logp_NT.detach(), *grads])
+        return all(bool((a - b).norm() <= 3e-2 * a.norm() + 1e-4) for a, b in zip(*found, strict=True))
+
+    def _check_segments(self) -> None:
+        """The module attends in segments from now on, wherever it is told of any."""
+        if not self._can("segments"):
+            raise ConfigError(
+                "packing=segments needs a GPU, bfloat16 or float16, and a model whose attention goes through "
+                "transformers' attention interface, without a window; use packing=auto"
+            )
+        self.packing, self._attention = "segments", segments.INTERFACE
+
+    @property
+    def _attention(self) -> Any:
+        """What the module attends with."""
+        return self._causal.config._attn_implementation_internal
+
+    @_attention.setter
+    def _attention(self, name: Any) -> None:
+        for config in {id(c): c for c in (self._causal.config, self._causal.config.get_text_config())}.values():
+            config._attn_implementation_internal = name
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The arithmetic that sampling and scoring share: float32 weights in lower precision where that was asked."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
     @torch.no_grad()
     def _agrees(self) -> bool:
@@ -173,10 +224,9 @@ class Scorer:
 class LanguagePolicy:
     """The trained module: what can be learned of it, and its log-probs."""
 
-    def __init__(self, model: Any, scorer: Scorer, checkpointing: bool = False, autocast: torch.dtype | None = None):
+    def __init__(self, model: Any, scorer: Scorer, checkpointing: bool = False):
         self.model, self.scorer = model, scorer
         self.version = 0
-        self._autocast = autocast
         without_dropout(model)
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -200,9 +250,7 @@ class LanguagePolicy:
 
     def precision(self) -> AbstractContextManager[Any]:
         """The arithmetic that sampling and scoring share: float32 weights in lower precision where that was asked."""
-        if self._autocast is None:
-            return nullcontext()
-        return torch.autocast(self.scorer.device.type, self._autocast)
+        return self.scorer.precision()
 
     def train(self) -> None:
         """Training mode, which gradient checkpointing needs; there is no dropout that it could switch on."""

@@ -25,7 +25,7 @@ class FrozenCopy:
         made.requires_grad_(False).eval()
         mine = policy.scorer
         self._policy = policy
-        self._scorer = Scorer(made, mine.temperature, mine.packing, mine.budget, mine.pad)
+        self._scorer = Scorer(made, mine.temperature, mine.packing, mine.budget, mine.pad, mine.autocast)
         self._parameters = {name: p for name, p in made.named_parameters() if name in policy.parameters()}
 
     def score(self, rows: Rollouts) -> Tensor:

@@ -93,7 +93,8 @@ class GRPOTrainer(SharedTrainer):
         torch.manual_seed(config.seed)  # an adapter's first weights are drawn
         base, tokenizer = _model(config, model, processing_class, peft_config is not None)
         adapted, fresh = with_adapter(base, config, peft_config)
-        scorer = Scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch)
+        low = _autocast(config, adapted, model)
+        scorer = Scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch, autocast=low)
         self.tokens = prepare_tokenizer(tokenizer, base.config, getattr(base, "generation_config", None))
         chat = Chat(
             tokenizer,
@@ -103,7 +104,7 @@ class GRPOTrainer(SharedTrainer):
         )
         self.chat = chat
         scorer.pad = self.tokens.pad
-        policy = LanguagePolicy(adapted, scorer, config.gradient_checkpointing, _autocast(config, adapted, model))
+        policy = LanguagePolicy(adapted, scorer, config.gradient_checkpointing)
         player = _player(config, chat, self.tokens, tools, environment)  # first: tools are part of every prompt
         prompts, held_out = _data(config, chat, train_dataset, eval_dataset)
         rewards = _rewards(config, reward_funcs, reward_processing_classes)

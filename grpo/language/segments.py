@@ -1,0 +1,162 @@
+"""Attention of a flat row of tokens in which a group's completions share their prompt: no masks, no padding.
+
+    prompt₁ prompt₂ … │ its completions …, its completions …
+
+Every segment attends to itself, causally; completions also attend to their prompt, all of it. These are two calls of
+the flash kernel that torch carries, for ranges of different lengths; their results are merged by their log-sum-exps,
+which is exact. Backward, each call is given the merged result: with it the kernel finds its share of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+INTERFACE = "grpo_segments"
+"""Among transformers' attention functions: `sdpa`, unless it is given segments."""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """Consecutive ranges of tokens: where each begins, and where the last one ends."""
+
+    starts: Tensor
+    """int32"""
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Ranges:
+        """Of these lengths."""
+        starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return cls(starts.to(device), max(lengths, default=0))
+
+
+@dataclass(frozen=True)
+class Segments:
+    """What attends to what."""
+
+    each: Ranges
+    """All prompts, then all completions."""
+    prompts: Ranges
+    groups: Ranges
+    """The completions of each prompt, counted from the first of all completions."""
+    prompt_tokens: int
+
+    @classmethod
+    def of(cls, prompts: Sequence[int], completions: Sequence[Sequence[int]], device: torch.device) -> Segments:
+        """Of prompts of these lengths, and their completions'."""
+        flat = [length for group in completions for length in group]
+        return cls(
+            Ranges.of([*prompts, *flat], device),
+            Ranges.of(prompts, device),
+            Ranges.of([sum(group) for group in completions], device),
+            sum(prompts),
+        )
+
+
+# --- the flash kernel that torch carries ----------------------------------------------------------------------------
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, at_q: Ranges, at_k: Ranges, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    """(L, heads, width) what is found, (heads, L) log-sum-exps, and what the way back needs."""
+    out, lse, *random, _ = torch.ops.aten._flash_attention_forward(
+        q, k, v, at_q.starts, at_k.starts, at_q.longest, at_k.longest, 0.0, causal, False, scale=scale
+    )
+    return out, lse, random
+
+
+def _backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    random: Sequence[Tensor],
+    at_q: Ranges,
+    at_k: Ranges,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        grad, q, k, v, out, lse, at_q.starts, at_k.starts, at_q.longest, at_k.longest, 0.0, causal, *random, scale=scale
+    )
+    return grads
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+        own, n = segments.each, segments.prompt_tokens
+        out, lse, random = _forward(q, k, v, own, own, True, scale)
+        further: Sequence[Tensor] = ()
+        if n and n < len(q):
+            where = segments.groups, segments.prompts
+            seen, seen_lse, further = _forward(q[n:], k[:n], v[:n], *where, False, scale)
+            whole = torch.logaddexp(lse[:, n:], seen_lse)
+            share, seen_share = ((part - whole).exp().t()[..., None] for part in (lse[:, n:], seen_lse))
+            merged = out[n:] * share + seen * seen_share
+            out, lse = torch.cat([out[:n], merged.to(out.dtype)]), torch.cat([lse[:, :n], whole], 1)
+        ctx.save_for_backward(q, k, v, out, lse, *random, *further)
+        ctx.segments, ctx.scale, ctx.ours = segments, scale, len(random)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        q, k, v, out, lse, *random = ctx.saved_tensors
+        random, further = random[: ctx.ours], random[ctx.ours :]
+        segments, n = ctx.segments, ctx.segments.prompt_tokens
+        grad, own = grad.contiguous(), segments.each
+        dq, dk, dv = _backward(grad, q, k, v, out, lse, random, own, own, True, ctx.scale)
+        if further:
+            where = segments.groups, segments.prompts
+            rest = (grad[n:], q[n:], k[:n], v[:n], out[n:], lse[:, n:].contiguous(), further)
+            more_q, more_k, more_v = _backward(*rest, *where, False, ctx.scale)
+            dq[n:] += more_q
+            dk[:n] += more_k
+            dv[:n] += more_v
+        return dq, dk, dv, None, None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+    """(L, heads, width): every segment to itself, completions to their prompt as well."""
+    found: Tensor = _Attend.apply(q, k, v, segments, scale)  # type: ignore[no-untyped-call]
+    return found
+
+
+# --- behind transformers' attention interface -----------------------------------------------------------------------
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **further: Any
+) -> tuple[Tensor, None]:
+    segments = further.pop("segments", None)
+    if segments is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **further)
+    scaling = further.get("scaling")
+    for name in ("s_aux", "position_bias", "softcap", "sliding_window"):
+        if further.get(name) is not None:
+            raise ValueError(f"attention in segments knows no {name}")
+    dtype = torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else query.dtype
+    q, k, v = (states[0].transpose(0, 1).to(dtype) for states in (query, key, value))
+    scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+    return attend(q, k, v, segments, scale)[None], None
+
+
+AttentionInterface.register(INTERFACE, _attention)
+AttentionMaskInterface.register(INTERFACE, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+assert INTERFACE in ALL_ATTENTION_FUNCTIONS
+
+
+def arguments(segments: Segments) -> dict[str, Any]:
+    """What the module is called with beside ids and positions; a mask of four dimensions is passed on as it is."""
+    return {"segments": segments, "attention_mask": torch.zeros(1, 1, 1, 1, device=segments.each.starts.device)}
