@@ -17,9 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo.config import ConfigError
 from grpo.language import segments
+from grpo.language.head import fuses, log_probs
 from grpo.language.packing import fill, lay_out
 from grpo.language.samples import Prompt, Sample
 from grpo.rollouts import Rollouts, Scores
+from grpo.workers import line
 
 TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Size of the float32 logits of one tile. On a CPU above the size from which memory goes back to the system at once."""
@@ -49,6 +51,7 @@ class Scorer:
         self.device = next(model.parameters()).device
         self.budget = budget or BUDGET.get(self.device.type, 32_768)
         self._whole = not self._agrees()
+        self._fused = not self._whole and self._fuses()
         self.packing = self._choose() if packing == "auto" else packing
         if self.packing == "segments":
             self._check_segments()
@@ -101,6 +104,14 @@ class Scorer:
         return fill(samples, budget, self.packing)
 
     def _tiled(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        return (self._by_kernels if self._fused else self._by_tiles)(hidden_MD, target_M, entropy)
+
+    def _by_kernels(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        weight, bias = self.head.weight, self.head.bias
+        logp_M, entropy_M = log_probs(hidden_MD, weight, target_M, self.temperature, bias_V=bias, entropy=entropy)
+        return logp_M, logp_M if entropy_M is None else entropy_M
+
+    def _by_tiles(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         columns = self.head.weight.shape[0]
         tile = max(TILE_BYTES.get(self.device.type, TILE_BYTES["cuda"]) // (4 * columns), 16)
         found = []
@@ -176,6 +187,31 @@ class Scorer:
                     self._attention = former
                 found.append([logp_NT.detach(), *grads])
         return all(bool((a - b).norm() <= 3e-2 * a.norm() + 1e-4) for a, b in zip(*found, strict=True))
+
+    @torch.enable_grad()
+    def _fuses(self) -> bool:
+        """Whether the fused head can be used: it is tried once, forward and back, beside the plain one."""
+        width = self.head.weight.shape[1]
+        random = torch.Generator().manual_seed(0)
+        dtype = torch.float32 if self.autocast is not None else self.head.weight.dtype
+        hidden = torch.randn(8, width, generator=random).to(self.device, dtype).requires_grad_()
+        nothing = hidden[:0]
+        if not fuses(self.head, hidden) or self._after(nothing) is not nothing:  # logits are the head's, unchanged
+            return False
+        target, found = torch.arange(8, device=self.device), []
+        with self.precision():
+            for way in (self._by_tiles, self._by_kernels):
+                try:
+                    logp, entropy = way(hidden, target, True)
+                    grad = torch.autograd.grad((logp + entropy).sum(), hidden)[0]
+                except Exception as error:  # a compiler may fail in any way
+                    warnings.warn(f"log-probs without the fused head, which is slower: {line(error)}", stacklevel=4)
+                    return False
+                found.append((logp.detach(), entropy.detach(), grad.float()))
+        same = all(bool((a - b).norm() <= 3e-2 * a.norm() + 1e-4) for a, b in zip(*found, strict=True))
+        if not same:
+            warnings.warn("log-probs without the fused head, which is slower: it gives other numbers", stacklevel=4)
+        return same
 
     def _check_segments(self) -> None:
         """The module attends in segments from now on, wherever it is told of any."""

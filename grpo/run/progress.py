@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from grpo.run.folder import Row
+from grpo.run.timing import in_words
 
 if TYPE_CHECKING:
     from grpo.run.loop import Summary
@@ -149,6 +150,7 @@ class Live:
 def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[str, str]]:
     """What is worth knowing at the end, and where the results are."""
     rows = [("ended", summary.reason), ("steps", str(summary.step)), ("seconds", f"{summary.seconds:.1f}")]
+    rows += [("time", in_words(summary.time_split))] if summary.time_split else []
     rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics, names)]  # type: ignore[misc]
     rows += [(f"event {name}", str(count)) for name, count in sorted(summary.events.items())]
     rows.append(("checkpoint", str(summary.checkpoint.name) if summary.checkpoint else "none"))

@@ -19,6 +19,7 @@ from grpo.run.files import Row
 from grpo.run.folder import RunFolder, versions
 from grpo.run.seeding import seed_all
 from grpo.run.sinks import Mirrors
+from grpo.run.timing import time_split
 from grpo.trainer import Diverged, GRPOTrainer, StepReport
 
 MAX_UNSAVED = 3
@@ -49,6 +50,8 @@ class Summary:
     """Of the last step."""
     events: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    time_split: Mapping[str, float] = field(default_factory=dict)
+    """Shares of this process's steps, by what they were spent on."""
 
     @property
     def exit_code(self) -> int:
@@ -108,12 +111,14 @@ class Session:
         self._row: Row = {}
         self._unmirrored = False
         self._saved: int | None = None
-        self._saving: tuple[int, futures.Future[None]] | None = None
+        self._saving: tuple[int, futures.Future[None], threading.Thread] | None = None
         """The step whose checkpoint is being written."""
         self._cut = False
         self._unsaved = 0
         self._samples_off = False
         self._unrecorded = 0
+        self._first = 0
+        """Steps that were done when this process took over."""
         self._began = time.perf_counter()
 
     def begin(self, resume: bool | int, harmless: frozenset[str]) -> None:
@@ -146,6 +151,7 @@ class Session:
         for row in before:
             self._latest |= {name: value for name, value in row.items() if value is not None}
         self.budget.replay(before[-WINDOW:])
+        self._first = trainer.steps_done
 
     def step(self) -> StepReport:
         """One step from its own seed."""
@@ -163,19 +169,21 @@ class Session:
     def record(self, report: StepReport, evaluate: Callable[[int], Mapping[str, Any]] | None) -> Row:
         """The step's lines, then the mirrors."""
         metrics = {"samples": len(report.experience), **report.metrics}
+        seconds = self.watch.take()
         if evaluate is not None:
             began = time.perf_counter()
             with self.watch("evaluate"):
                 seed_all(self.trainer.config.seed, report.step, "evaluate")
                 found = evaluate(report.step)
             self.seconds += time.perf_counter() - began
+            seconds["evaluate"] = self.watch.take()["evaluate"]  # its completions and rewards are not the step's
             named = {name if name.startswith("eval/") else f"eval/{name}": value for name, value in found.items()}
             report.metrics |= named
             metrics |= named
         try:
             row = self.folder.append_metrics(report.step, metrics)
             measures: Mapping[str, float] = getattr(self.trainer.source, "measures", dict)()
-            self.folder.append_timing(report.step, {**self.watch.take(), **measures}, self.seconds)
+            self.folder.append_timing(report.step, {**seconds, **measures}, self.seconds)
             self._unrecorded = 0
         except OSError as error:
             row = {"step": report.step, **metrics}
@@ -248,14 +256,14 @@ class Session:
             if last or self._unsaved:  # nothing goes on; or what is done meanwhile may be lost
                 self._heard(step, lambda: self._publish(taken), last)
             else:
-                self._saving = step, _begun(lambda: self._publish(taken))
+                self._saving = step, *_begun(lambda: self._publish(taken))
 
     def settle(self, wait: bool = True) -> None:
         """Hear how the save that is under way has ended; without `wait`, if it has."""
         if self._saving is None or not (wait or self._saving[1].done()):
             return
-        step, saving = self._saving
-        futures.wait([saving])
+        step, saving, thread = self._saving
+        thread.join()
         self._saving = None
         self._heard(step, saving.result)
 
@@ -327,6 +335,7 @@ class Session:
             rows[-1] if rows else {},
             dict(self.folder.counts),
             time.perf_counter() - self._began,
+            time_split([row for row in self.folder.timing() if row["step"] > self._first]),
         )
 
     def _score(self, step: int) -> float | None:
@@ -355,7 +364,7 @@ class Session:
         self.folder.write_samples(error.report.step, *shown, kind="diverged")
 
 
-def _begun(work: Callable[[], None]) -> futures.Future[None]:
+def _begun(work: Callable[[], None]) -> tuple[futures.Future[None], threading.Thread]:
     """The work in a thread of its own, which the interpreter does not exit without."""
     outcome: futures.Future[None] = futures.Future()
 
@@ -367,5 +376,6 @@ def _begun(work: Callable[[], None]) -> futures.Future[None]:
         else:
             outcome.set_result(None)
 
-    threading.Thread(target=run, name="checkpoint").start()
-    return outcome
+    thread = threading.Thread(target=run, name="checkpoint")
+    thread.start()
+    return outcome, thread

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from grpo.language import GRPOConfig, GRPOTrainer
-from grpo.language.engines import Completion
+from grpo.language.engines import Completion, in_groups
 
 DATA = np.load(Path(__file__).parents[1] / "golden" / "data" / "trl_step.npz", allow_pickle=False)
 RECORD = json.loads(str(DATA["record"]))
@@ -30,13 +30,14 @@ class Fixed:
         self.prompts = [tokenizer(row["prompt"])["input_ids"] for row in RECORD["rows"]]
         self.eos = tokenizer.eos_token_id
 
-    def generate(self, prompts, count, sampling, seeds):
+    def stream(self, prompts, count, sampling, seeds):
         assert [list(prompt) for prompt in prompts] == self.prompts
         assert count * len(prompts) == len(RECORD["completion_ids"])
-        return [
+        made = [
             Completion(torch.tensor(ids), None, "eos" if ids[-1] == self.eos else "length")
             for ids in RECORD["completion_ids"]
         ]
+        return in_groups(made, count)
 
     def refresh(self) -> None: ...
 

@@ -1,7 +1,6 @@
 """Decoding as on a GPU, its kernels interpreted: the same scheduler, pages and arithmetic, without the graphs."""
 
 import copy
-import os
 import warnings
 
 import pytest
@@ -9,13 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, GPTJConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are loaded
 pytest.importorskip("triton", reason="kernels need triton, which is there for Linux")
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # in slots that nobody reads
 
 from grpo.language.engines import Sampling, Tokens  # noqa: E402
-from grpo.language.engines.graphed import kernels, rollout  # noqa: E402
+from grpo.language.engines.graphed import kernels, machine, rollout  # noqa: E402
 from grpo.language.engines.graphed.decoder import FusedDecoder, ModuleDecoder, Unsupported, make_decoder  # noqa: E402
 from grpo.language.engines.graphed.kernels import Attention, Outputs, attend, choose  # noqa: E402
 from grpo.language.engines.graphed.machine import buckets, grown  # noqa: E402
@@ -203,6 +200,31 @@ def test_a_layer_that_differs_in_one_number_is_noticed():
 
 
 @torch.no_grad()
+def test_a_forward_that_fails_is_a_reason_and_no_crash(monkeypatch):
+    model = family("llama").to(DEVICE)
+    monkeypatch.setattr(FusedDecoder, "read", lambda *_: {}["gone"])
+    assert type(make_decoder(model, 64)) is ModuleDecoder
+    monkeypatch.setattr(ModuleDecoder, "read", lambda *_: {}["gone"])
+    with pytest.raises(Unsupported, match="KeyError"):
+        make_decoder(model, 64)
+    with pytest.raises(Unsupported, match="float64"):
+        make_decoder(model.double(), 64)
+
+
+@torch.no_grad()
+def test_pages_are_fewer_where_memory_is_short(monkeypatch):
+    def short(layers, count, *rest):
+        if count > 3:
+            raise torch.OutOfMemoryError("no room")
+        return Pages(layers, count, *rest)
+
+    monkeypatch.setattr(machine, "Pages", short)
+    engine = InlineEngine(small(), tokens(), graphs=True)
+    made = engine.generate(asked("x", "y"), 2, Sampling(max_new_tokens=2), range(4))
+    assert len(made) == 4 and engine._machine.pages.count <= 3
+
+
+@torch.no_grad()
 def test_why_a_model_cannot_be_decoded_so():
     model = AutoModelForCausalLM.from_config(GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=2, rotary_dim=8))
     with pytest.raises(Unsupported, match="0 of its 2 layers"):
@@ -265,7 +287,10 @@ def test_a_rollout_that_nobody_wants_to_its_end_gives_everything_back():
     engine = InlineEngine(small(), tokens(range(40, 60)), graphs=True, rows_at_a_time=2)
     stream = engine.stream(asked(), 1, Sampling(max_new_tokens=12), range(3))
     next(stream)
+    with pytest.raises(RuntimeError, match="another rollout of this engine is under way"):
+        engine.generate(asked("x"), 1, Sampling(max_new_tokens=1), range(1))
     stream.close()
+    engine.generate(asked("x"), 1, Sampling(max_new_tokens=1), range(1))
     pages = engine._machine.pages
     assert pages.free == pages.count
     assert not engine.model.training

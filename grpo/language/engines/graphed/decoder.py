@@ -11,6 +11,7 @@ before it is trusted.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,11 +24,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.language.engines.graphed.kernels import Attention, add_norm, attend, gated, place
 from grpo.language.engines.graphed.pages import Pages
+from grpo.language.head import product, wide
+from grpo.workers import line
 
 INTERFACE = "grpo_graphed"
 ACTIVATIONS = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on the position alone."""
+
+
+ODD = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""How a model says that it is not what it looks like."""
 
 
 class Unsupported(Exception):
@@ -40,6 +47,7 @@ class Decoder(Protocol):
     layers: Sequence[Attention]
     dtype: torch.dtype
     """Of keys and values."""
+    vocabulary: int
 
     def refresh(self) -> None:
         """Round what is kept in a wider type again."""
@@ -157,18 +165,25 @@ class ModuleDecoder:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.autocast = autocast_dtype(model)
-        self.dtype = self.autocast or _first_linear(model).weight.dtype
+        self.dtype = self.autocast or model.dtype
+        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise Unsupported(f"it computes in {self.dtype}")
+        bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._takes = inspect.signature(bare.forward).parameters.keys()
+        if "position_ids" not in self._takes:
+            raise Unsupported("its forward takes no positions")
         self.device = next(model.parameters()).device
         self._rounded = {}
         if self.autocast is not None:
             self._rounded = {
                 f"{name}.weight": torch.empty_like(module.weight, dtype=self.autocast)
                 for name, module in model.named_modules()
-                if isinstance(module, nn.Linear) and module.weight.dtype != self.autocast
+                if isinstance(module, nn.Linear) and module.weight.dtype == torch.float32
             }
         self._named = dict(model.named_parameters(remove_duplicate=False))
         self.refresh()
-        self.layers: Sequence[Attention] = self._probe()
+        self.layers: Sequence[Attention]
+        self.vocabulary, self.layers = self._probe()
 
     def refresh(self) -> None:
         """Round the linear layers' weights to the type they are computed in: autocast would do so at every step."""
@@ -202,7 +217,9 @@ class ModuleDecoder:
         return query.to(self.dtype), key.to(self.dtype), value.to(self.dtype)
 
     def _forward(self, ids: Tensor, position_ids: Tensor, handler: Handler) -> Tensor:
-        arguments = {"input_ids": ids, "position_ids": position_ids, "use_cache": False, "logits_to_keep": 1}
+        arguments = {"input_ids": ids, "position_ids": position_ids, "use_cache": False}
+        if "logits_to_keep" in self._takes:
+            arguments["logits_to_keep"] = 1
         with attending(self.model, handler), self._precision():
             logits: Tensor = torch.func.functional_call(
                 self.model, self._rounded, (), arguments, tie_weights=False
@@ -214,8 +231,8 @@ class ModuleDecoder:
             return nullcontext()
         return torch.autocast(self.device.type, self.autocast, cache_enabled=False)
 
-    def _probe(self) -> list[Attention]:
-        """How each layer attends, as it tells our attention when it is called."""
+    def _probe(self) -> tuple[int, list[Attention]]:
+        """How many logits there are, and how each layer attends, as it tells our attention when it is called."""
         found: dict[int, Attention] = {}
 
         def handler(module: Any, query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
@@ -226,11 +243,11 @@ class ModuleDecoder:
             return causal(*self._same(query, key, value), how)
 
         ids = torch.zeros(1, 3, dtype=torch.long, device=self.device)
-        self._forward(ids, torch.arange(3, device=ids.device)[None], handler)
+        logits = self._forward(ids, torch.arange(3, device=ids.device)[None], handler)
         expected = self.model.config.get_text_config(decoder=True).num_hidden_layers
         if sorted(found) != list(range(expected)):
             raise Unsupported(f"{len(found)} of its {expected} layers attend through transformers' attention interface")
-        return [found[number] for number in range(expected)]
+        return logits.shape[-1], [found[number] for number in range(expected)]
 
 
 # --- the common layout ----------------------------------------------------------------------------------------------
@@ -289,6 +306,14 @@ class Linears:
         if self.a_RD is None or self.b_OR is None:
             return out
         return out.addmm_(F.linear(x, self.a_RD), self.b_OR.t())
+
+    def wide(self, x: Tensor) -> Tensor:
+        """The same, where it can be not rounded to a narrower type: logits around 20 would lose their second digit."""
+        if self.a_RD is not None or self.bias is not None or not wide("mm", x.dtype, x.device):
+            return self(x)
+        out = torch.empty(len(x), len(self.weight), dtype=torch.float32, device=x.device)
+        product(x, self.weight.t(), out)
+        return out
 
 
 def _unwrapped(module: Any) -> tuple[nn.Linear, tuple[Tensor, Tensor, float] | None]:
@@ -360,7 +385,8 @@ class FusedDecoder:
         act = getattr(model.config, "hidden_act", None)
         if act not in ACTIVATIONS:
             raise Unsupported(f"its activation is {act}")
-        self.gelu, self.dtype, self.layers = ACTIVATIONS[act], module.dtype, module.layers
+        self.gelu, self.dtype, self.vocabulary = ACTIVATIONS[act], module.dtype, module.vocabulary
+        self.layers: Sequence[Attention] = module.layers
         if type(body.embed_tokens) is not nn.Embedding:
             raise Unsupported(f"it has a {type(body.embed_tokens).__name__}")
         self.embedding = body.embed_tokens.weight.data
@@ -437,7 +463,7 @@ class FusedDecoder:
             kept = pages.kept[number]
             return attend(layer.how, q, k, v, *kept, table_SP, state_FS, rope=rope, norm=norm, together=together)
 
-        return self.head(self.body(state_FS[1, : len(table_SP)], attention))
+        return self.head.wide(self.body(state_FS[1, : len(table_SP)], attention))
 
     def read(self, ids_PT: Tensor, table_PP: Tensor, length_P: Tensor, pages: Pages) -> None:
         """Keys and values of prompts, padded on the right, into their pages."""
@@ -464,16 +490,27 @@ def _has(module: nn.Module, names: set[str], perhaps: frozenset[str] | set[str] 
 
 def make_decoder(model: Any, positions: int) -> Decoder:
     """The fastest that gives the module's own logits; raises Unsupported where none does."""
-    module = ModuleDecoder(model)
-    ids, expected = _by_the_module(model)
+    devices = {str(p.device) for p in model.parameters()}
+    if len(devices) > 1:
+        raise Unsupported("its weights lie on several devices")
+    device = next(model.parameters()).device
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        raise Unsupported(
+            f"it lies on {device}, which is not the current device: torch.cuda.set_device({device.index})"
+        )
     try:
-        fused = FusedDecoder(module, max(positions, ids.shape[1]))
-        if _agrees(fused, ids, expected):
-            return fused
-    except Unsupported:
-        pass
-    if _agrees(module, ids, expected):
-        return module
+        module = ModuleDecoder(model)
+        ids, expected = _by_the_module(model)
+        try:
+            fused = FusedDecoder(module, max(positions, ids.shape[1]))
+            if _agrees(fused, ids, expected):
+                return fused
+        except (*ODD, Unsupported):
+            pass
+        if _agrees(module, ids, expected):
+            return module
+    except ODD as error:
+        raise Unsupported(line(error)) from error
     raise Unsupported("its logits come out differently")
 
 
@@ -503,10 +540,3 @@ def _agrees(decoder: Decoder, ids: Tensor, expected: Tensor) -> bool:
     most = 1e-3 if decoder.dtype == torch.float32 else 5e-2
     logits = [decoder.step(state, table, pages, together).float() for together in (False, True)]
     return all(bool((found - expected).norm() < most * expected.norm()) for found in logits)
-
-
-def _first_linear(model: nn.Module) -> nn.Linear:
-    found = next((module for module in model.modules() if isinstance(module, nn.Linear)), None)
-    if found is None:
-        raise Unsupported("it has no linear layer")
-    return found

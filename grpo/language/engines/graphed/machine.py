@@ -105,6 +105,8 @@ class Machine:
         """Whether pages and graphs are kept between rollouts; not where training needs their memory."""
         self._left = 0
         """Bytes that were taken when sampling last ended."""
+        self.busy = False
+        """Whether a rollout is under way."""
         self._key: Any = None
         self._graphs: dict[Any, Any] = {}
         self._graph_pool: Any = None
@@ -132,24 +134,26 @@ class Machine:
     def begin(self, need: Need) -> tuple[Decoder, Pages, Buffers]:
         """All that a rollout needs; graphs that point into what had to be replaced are dropped."""
         assert self.decoder is not None, "prepare comes first"
+        if self.busy:
+            raise RuntimeError("another rollout of this engine is under way: take all of it, or close it, first")
         self._before = replace(self.counts)
         pages, buffers = self.pages, self.buffers
         count = self._count(self.decoder, need)
         if pages is None or pages.count < count:
             pages = self.pages = None  # before the new ones are made
             self._graphs.clear()
-            pages = Pages(self.decoder.layers, count, self.decoder.dtype, self.device)
+            pages = self._allocated(self.decoder, count, need.table)
             self.counts.allocations += 1
         if buffers is None or any(have < want for have, want in zip(buffers.shape, need.shape, strict=True)):
             shape = need.shape if buffers is None else tuple(map(max, buffers.shape, need.shape))
             self._graphs.clear()
-            vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
-            buffers = Buffers.of(shape, sorted(self.tokens.eos), vocabulary, self.device)
+            buffers = Buffers.of(shape, sorted(self.tokens.eos), self.decoder.vocabulary, self.device)
         self.pages, self.buffers = pages, buffers
         return self.decoder, pages, buffers
 
     def end(self) -> None:
         """Between rollouts: keep the pages where training has room beside them, else let go."""
+        self.busy = False
         if self.device.type == "cuda":
             self._left = torch.cuda.memory_allocated(self.device)
         if not self.stays:
@@ -175,6 +179,17 @@ class Machine:
                 trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad and p.grad is None)
                 free = (free - 12 * trained) // 2
         return max(min(wanted, int(free * SPARE) // size), need.table, have)
+
+    def _allocated(self, decoder: Decoder, count: int, least: int) -> Pages:
+        """So many pages, or fewer where free memory is in pieces."""
+        while True:
+            try:
+                return Pages(decoder.layers, count, decoder.dtype, self.device)
+            except torch.OutOfMemoryError:
+                if count <= least:
+                    raise
+            torch.cuda.empty_cache()
+            count = max(count // 2, least)
 
     def release(self) -> None:
         """Let go of keys, values and graphs; the next rollout makes them again."""

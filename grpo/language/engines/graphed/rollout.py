@@ -118,6 +118,7 @@ class Rollout:
 
     def __call__(self) -> Iterator[tuple[int, list[Completion]]]:
         """A prompt's number and its completions, as soon as the last of them has ended."""
+        self.machine.busy = True
         try:
             yield from self._groups()
         finally:
