@@ -1,7 +1,11 @@
 """Decoding as on a GPU, its kernels interpreted: the same scheduler, pages and arithmetic, without the graphs."""
 
 import copy
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,6 +181,20 @@ def test_a_token_is_chosen_as_on_the_cpu(monkeypatch, sampling):
         assert int(outputs.ended_R[row]) == ((step + 1) * 4 + over if over else 0)
         assert after[:5, slot].tolist() == [int(not over), token, 1, step + 1, 2]
         assert not penalised or int(outputs.seen_SV[slot, token]) == 1
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path):
+    """An interpreter lets pass what a compiler does not; none of it needs a GPU."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))],
+        env=kept | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # --- models ---------------------------------------------------------------------------------------------------------

@@ -59,6 +59,43 @@ def _normed(x1, x2, w1, w2, eps, HD: tl.constexpr, axis: tl.constexpr):
     return x1 * scale * w1, x2 * scale * w2
 
 
+@triton.jit
+def _looked_at(
+    q1, q2, keys_ptr, values_ptr, at_nd, in_nd, sees, m, total, acc1, acc2, scale, softcap,
+    HALF: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """One block of positions: the highest score so far, the sum of weights above it, and the weighted values."""
+    k1 = tl.load(keys_ptr + at_nd, mask=in_nd, other=0.0)
+    k2 = tl.load(keys_ptr + at_nd + HALF, mask=in_nd, other=0.0)
+    v1 = tl.load(values_ptr + at_nd, mask=in_nd, other=0.0)
+    v2 = tl.load(values_ptr + at_nd + HALF, mask=in_nd, other=0.0)
+    if EXACT:
+        score = tl.dot(q1, tl.trans(k1), input_precision="ieee")
+        score += tl.dot(q2, tl.trans(k2), input_precision="ieee")
+    else:
+        score = tl.dot(q1, tl.trans(k1))
+        score = tl.dot(q2, tl.trans(k2), score)
+    score *= scale
+    if SOFTCAP:
+        score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)
+    LOG2E: tl.constexpr = 1.4426950408889634
+    score = tl.where(sees, score * LOG2E, float("-inf"))
+    higher = tl.maximum(m, tl.max(score, 1))
+    safe = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this block, nor of any before
+    weight = tl.exp2(score - safe[:, None])
+    less = tl.exp2(m - safe)
+    total = total * less + tl.sum(weight, 1)
+    acc1 *= less[:, None]
+    acc2 *= less[:, None]
+    if EXACT:
+        acc1 += tl.dot(weight, v1, input_precision="ieee")
+        acc2 += tl.dot(weight, v2, input_precision="ieee")
+    else:
+        acc1 = tl.dot(weight.to(v1.dtype), v1, acc1)
+        acc2 = tl.dot(weight.to(v2.dtype), v2, acc2)
+    return higher, total, acc1, acc2
+
+
 @triton.jit(do_not_specialize=["table_stride", "state_stride"])
 def _attend(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, shared_ptr, keys_ptr, values_ptr, table_ptr, state_ptr,
@@ -158,34 +195,10 @@ def _attend(
         from_n = (page_n * KV_HEADS + head) * PAGE * HD + (index % PAGE) * HD
         in_nd = in_n[:, None] & in_d[None, :]
         at_nd = from_n[:, None] + d[None, :]
-        k1_nd = tl.load(keys_ptr + at_nd, mask=in_nd, other=0.0)
-        k2_nd = tl.load(keys_ptr + at_nd + HALF, mask=in_nd, other=0.0)
-        v1_nd = tl.load(values_ptr + at_nd, mask=in_nd, other=0.0)
-        v2_nd = tl.load(values_ptr + at_nd + HALF, mask=in_nd, other=0.0)
-        if EXACT:
-            score = tl.dot(q1, tl.trans(k1_nd), input_precision="ieee")
-            score += tl.dot(q2, tl.trans(k2_nd), input_precision="ieee")
-        else:
-            score = tl.dot(q1, tl.trans(k1_nd))
-            score = tl.dot(q2, tl.trans(k2_nd), score)
-        score *= scale
-        if SOFTCAP:
-            score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)
-        score = tl.where(in_n[None, :], score * LOG2E, float("-inf"))
-        higher = tl.maximum(m, tl.max(score, 1))
-        safe = tl.where(higher == float("-inf"), 0.0, higher)  # a block may lie outside the window altogether
-        weight = tl.exp2(score - safe[:, None])
-        less = tl.exp2(m - safe)
-        total = total * less + tl.sum(weight, 1)
-        acc1 *= less[:, None]
-        acc2 *= less[:, None]
-        if EXACT:
-            acc1 += tl.dot(weight, v1_nd, input_precision="ieee")
-            acc2 += tl.dot(weight, v2_nd, input_precision="ieee")
-        else:
-            acc1 = tl.dot(weight.to(dtype), v1_nd, acc1)
-            acc2 = tl.dot(weight.to(dtype), v2_nd, acc2)
-        m = higher
+        m, total, acc1, acc2 = _looked_at(
+            q1, q2, keys_ptr, values_ptr, at_nd, in_nd, in_n[None, :], m, total, acc1, acc2, scale, softcap,
+            HALF, SOFTCAP, EXACT,
+        )  # fmt: skip
 
     heads = head * GROUP + g
     if SPLITS == 1:
@@ -240,7 +253,6 @@ def _attend_shared(
     dtype = keys_ptr.dtype.element_ty
     q1, q2 = q1.to(dtype), q2.to(dtype)
 
-    LOG2E: tl.constexpr = 1.4426950408889634
     m = tl.full((ROWS_P,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS_P,), tl.float32)
     acc1 = tl.zeros((ROWS_P, HALF_P), tl.float32)
@@ -261,37 +273,13 @@ def _attend_shared(
                 from_n = (page_n.to(tl.int64) * KV_HEADS + head) * PAGE * HD + (index % PAGE) * HD
                 in_nd = in_n[:, None] & in_d[None, :]
                 at_nd = from_n[:, None] + d[None, :]
-                k1_nd = tl.load(keys_ptr + at_nd, mask=in_nd, other=0.0)
-                k2_nd = tl.load(keys_ptr + at_nd + HALF, mask=in_nd, other=0.0)
-                v1_nd = tl.load(values_ptr + at_nd, mask=in_nd, other=0.0)
-                v2_nd = tl.load(values_ptr + at_nd + HALF, mask=in_nd, other=0.0)
-                if EXACT:
-                    score = tl.dot(q1, tl.trans(k1_nd), input_precision="ieee")
-                    score += tl.dot(q2, tl.trans(k2_nd), input_precision="ieee")
-                else:
-                    score = tl.dot(q1, tl.trans(k1_nd))
-                    score = tl.dot(q2, tl.trans(k2_nd), score)
-                score *= scale
-                if SOFTCAP:
-                    score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)
                 sees = mine_r[:, None] & in_n[None, :]
                 if WINDOW:
                     sees = sees & (index[None, :] > position_r[:, None] - window)
-                score = tl.where(sees, score * LOG2E, float("-inf"))
-                higher = tl.maximum(m, tl.max(score, 1))
-                safe = tl.where(higher == float("-inf"), 0.0, higher)  # rows of other prompts see nothing here
-                weight = tl.exp2(score - safe[:, None])
-                less = tl.exp2(m - safe)
-                total = total * less + tl.sum(weight, 1)
-                acc1 *= less[:, None]
-                acc2 *= less[:, None]
-                if EXACT:
-                    acc1 += tl.dot(weight, v1_nd, input_precision="ieee")
-                    acc2 += tl.dot(weight, v2_nd, input_precision="ieee")
-                else:
-                    acc1 = tl.dot(weight.to(dtype), v1_nd, acc1)
-                    acc2 = tl.dot(weight.to(dtype), v2_nd, acc2)
-                m = higher
+                m, total, acc1, acc2 = _looked_at(
+                    q1, q2, keys_ptr, values_ptr, at_nd, in_nd, sees, m, total, acc1, acc2, scale, softcap,
+                    HALF, SOFTCAP, EXACT,
+                )  # fmt: skip
     at = shared_ptr + ((slot_r * KV_HEADS * GROUP + head * GROUP + r % GROUP) * SPLITS + split) * (HD + 2)
     tl.store(at[:, None] + d[None, :], acc1, mask=in_rd)
     tl.store(at[:, None] + d[None, :] + HALF, acc2, mask=in_rd)
