@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +75,29 @@ def summaries(
     for first, rows, logits in _tiles(hidden_MD, weight_VD, tile):
         summarise(logits, target_M[rows], temperature, bias_V, out, first)
     return out
+
+
+@contextmanager
+def unrounded(head: Any) -> Iterator[None]:
+    """Inside, a plain head on a GPU gives the logits that `log_probs` computes with: not rounded to a narrower type."""
+    weight = getattr(head, "weight", None)
+    if weight is None or "forward" in vars(head) or not fuses(head, weight):
+        yield
+        return
+
+    def forward(hidden: Tensor) -> Tensor:
+        kind, weight, bias = hidden.device.type, head.weight, head.bias
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        flat = hidden.reshape(-1, hidden.shape[-1]).to(dtype)
+        out = torch.empty(len(flat), len(weight), dtype=torch.float32, device=hidden.device)
+        product(flat, weight.to(dtype).t(), out)
+        return (out if bias is None else out.add_(bias)).view(*hidden.shape[:-1], -1)
+
+    vars(head)["forward"] = forward
+    try:
+        yield
+    finally:
+        vars(head).pop("forward", None)
 
 
 class _LogProbs(torch.autograd.Function):

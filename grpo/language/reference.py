@@ -25,7 +25,8 @@ class FrozenCopy:
         made.requires_grad_(False).eval()
         mine = policy.scorer
         self._policy = policy
-        self._scorer = Scorer(made, mine.temperature, mine.packing, mine.budget, mine.pad, mine.autocast)
+        packing = mine.packing if model is None else "auto"  # another architecture may need another
+        self._scorer = Scorer(made, mine.temperature, packing, mine.budget, mine.pad, mine.autocast)
         self._parameters = {name: p for name, p in made.named_parameters() if name in policy.parameters()}
 
     def score(self, rows: Rollouts) -> Tensor:

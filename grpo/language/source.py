@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo.language.config import LanguageConfig
-from grpo.language.engines import Engine, Sampling, Tokens
+from grpo.language.engines import Completion, Engine, Sampling, Tokens
 from grpo.language.evaluate import Evaluation, evaluate
 from grpo.language.policy import LanguagePolicy
 from grpo.language.prompts import Prompts
@@ -61,24 +61,25 @@ class OneAnswer:
     ) -> Groups:
         """`count` samples of each prompt, as soon as they have ended."""
         asked = [prompt.ids for prompt in prompts]
-        for number, made in engine.stream(asked, count, sampling, seeds):
-            texts = self._tokens.tokenizer.batch_decode([c.ids for c in made], skip_special_tokens=True)
-            yield (
-                number,
-                [
-                    Sample(
-                        prompt=prompts[number],
-                        ids=completion.ids,
-                        made=torch.ones(len(completion.ids), dtype=torch.bool),
-                        logp=completion.logp,
-                        stop=completion.stop,
-                        text=text,
-                        messages=({"role": "assistant", "content": text},),
-                        kept=completion.kept,
-                    )
-                    for completion, text in zip(made, texts, strict=True)
-                ],
+        with closing(engine.stream(asked, count, sampling, seeds)) as groups:
+            for number, made in groups:
+                yield number, self._samples(prompts[number], made)
+
+    def _samples(self, prompt: Prompt, made: Sequence[Completion]) -> list[Sample]:
+        texts = self._tokens.tokenizer.batch_decode([c.ids for c in made], skip_special_tokens=True)
+        return [
+            Sample(
+                prompt=prompt,
+                ids=completion.ids,
+                made=torch.ones(len(completion.ids), dtype=torch.bool),
+                logp=completion.logp,
+                stop=completion.stop,
+                text=text,
+                messages=({"role": "assistant", "content": text},),
+                kept=completion.kept,
             )
+            for completion, text in zip(made, texts, strict=True)
+        ]
 
 
 class LanguageSource:

@@ -210,6 +210,47 @@ def test_nothing_is_captured_again_and_memory_does_not_grow():
     assert memory[0] == memory[1]
 
 
+def test_the_host_waits_for_marks_and_results_only():
+    """It queues a chunk and goes on; what it does wait for is an event, and the copy of what has ended."""
+    model = tiny_model().cuda()
+    engine, asked = InlineEngine(model, Tokens(None, frozenset(range(20, 24)), 0)), prompts(16, 60)
+    for _ in range(2):
+        engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64))
+    from grpo.language.engines.graphed.rollout import Rollout
+
+    plain, waits = Rollout._chunk, []
+
+    def chunk(self):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return plain(self)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            waits.append(1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rollout, "_chunk", chunk)
+        engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64))
+    assert waits
+
+
+def test_a_model_that_cannot_be_captured_is_sampled_by_the_loop():
+    model = family("phi3").cuda().eval()
+
+    plain = type(model.model).forward
+
+    def forward(self, *args, **named):
+        if float(named["position_ids"].max()) > 1000:  # a look at its own numbers
+            raise AssertionError
+        return plain(self, *args, **named)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.warns(UserWarning, match="cannot be captured"):
+        patch.setattr(type(model.model), "forward", forward)
+        engine = InlineEngine(model, NEVER)
+        made = engine.generate(prompts(3, 60, 3, 20), 2, Sampling(max_new_tokens=6), range(6))
+    assert len(made) == 6 and engine._machine is None
+
+
 def test_room_is_made_for_training_and_taken_again():
     model = tiny_model().cuda()
     engine, asked, sampling = InlineEngine(model, NEVER), prompts(16, 60), Sampling(max_new_tokens=40)

@@ -9,7 +9,7 @@ All pass the same conformance tests. Sampled ids are kept as sampled: nothing is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
@@ -60,6 +60,10 @@ class Completion:
     """Mean share of probability that truncation and penalty left, over the tokens; None: not known."""
 
 
+Groups = Generator[tuple[int, list[Completion]], None, None]
+"""A prompt's number and its completions, in the order in which prompts end; to be closed by who does not want all."""
+
+
 class Engine(Protocol):
     """Samples completions of token ids."""
 
@@ -77,9 +81,7 @@ class Engine(Protocol):
         """
         ...
 
-    def stream(
-        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def stream(self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]) -> Groups:
         """The same, a prompt's number and its completions at a time, as soon as the last of them has ended."""
         ...
 
@@ -95,7 +97,7 @@ class Engine(Protocol):
 _Made = TypeVar("_Made")
 
 
-def in_groups(made: Iterable[_Made], count: int) -> Iterator[tuple[int, list[_Made]]]:
+def in_groups(made: Iterable[_Made], count: int) -> Generator[tuple[int, list[_Made]], None, None]:
     """What comes in the order of the prompts, `count` of each: a prompt's number and its own at a time."""
     rest = iter(made)
     yield from enumerate(iter(lambda: list(islice(rest, count)), []))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteriaList
 
 from grpo.config import ConfigError
-from grpo.language.engines import Completion, Sampling, Stop, Tokens, in_groups
+from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens, in_groups
 from grpo.language.engines.inline import bare, check, evaluating, left_padded
 from grpo.language.engines.sampling import StopTexts
 
@@ -44,9 +44,7 @@ class HFEngine:
         made = dict(self.stream(prompts, count, sampling, seeds))
         return [completion for i in range(len(prompts)) for completion in made[i]]
 
-    def stream(
-        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def stream(self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]) -> Groups:
         """The same, a prompt at a time; those of a batch end together."""
         room = check(self.model, prompts, count, sampling, seeds)
         for batch in self._batches(prompts, room, count, sampling):

@@ -21,10 +21,11 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from grpo.config import ConfigError
-from grpo.language.engines import Completion, Sampling, Stop, Tokens
+from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
 from grpo.language.engines.linears import laid_out
 from grpo.language.engines.sampling import StopTexts, draw, uniforms
+from grpo.language.head import unrounded
 
 if TYPE_CHECKING:
     from grpo.language.engines.graphed.machine import Machine
@@ -93,15 +94,13 @@ class InlineEngine:
         return [completion for number in range(len(prompts)) for completion in made[number]]
 
     @torch.no_grad()
-    def stream(
-        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def stream(self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]) -> Groups:
         """The same, a prompt's number and its completions at a time, as soon as the last of them has ended."""
         room = check(self.model, prompts, count, sampling, seeds)
         if not prompts:
             return
-        machine = self._graphed(max(map(len, prompts)) + max(room))
-        with evaluating(self.model):
+        with evaluating(self.model), unrounded(_head(self.model)):
+            machine = self._graphed(max(map(len, prompts)) + max(room))
             if machine is not None:
                 from grpo.language.engines.graphed.rollout import Rollout
 
@@ -129,8 +128,7 @@ class InlineEngine:
             return None
         self._machine = self._machine or Machine(self.model, self.tokens, pages=self._pages)
         try:
-            with evaluating(self.model):
-                self._machine.prepare(positions)
+            self._machine.prepare(positions)
         except Unsupported as reason:
             self._without_graphs(str(reason))
         return self._machine
@@ -296,6 +294,11 @@ def bare(model: nn.Module) -> nn.Module:
     """The model under an adapter's wrapper."""
     inner: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     return inner
+
+
+def _head(model: nn.Module) -> Any:
+    inner: Any = bare(model)
+    return inner.get_output_embeddings()
 
 
 def check(

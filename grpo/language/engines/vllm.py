@@ -50,7 +50,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from grpo.config import ConfigError
-from grpo.language.engines import Completion, Sampling, Stop, Tokens, in_groups
+from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens, in_groups
 from grpo.language.engines.inline import bare, check, evaluating
 
 RECEIVER = "grpo.language.engines.vllm.Receiver"
@@ -117,9 +117,7 @@ class VLLMEngine:
         """`count` completions of each prompt, those of a prompt together; a seed for every completion."""
         return list(self._completions(prompts, count, sampling, seeds))
 
-    def stream(
-        self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Iterator[tuple[int, list[Completion]]]:
+    def stream(self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]) -> Groups:
         """The same, a prompt at a time: from a server as they end, in the order of the prompts; else all at the end."""
         return in_groups(self._completions(prompts, count, sampling, seeds), count)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPTJConfig
+from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="kernels need triton, which is there for Linux")
@@ -312,6 +312,28 @@ def test_a_rollout_that_nobody_wants_to_its_end_gives_everything_back():
     pages = engine._machine.pages
     assert pages.free == pages.count
     assert not engine.model.training
+
+
+def test_nothing_is_lost_when_reading_prompts_fails(monkeypatch):
+    engine = InlineEngine(small(), tokens(), graphs=True, rows_at_a_time=2)
+    engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))
+    read = machine.Machine.read
+    monkeypatch.setattr(machine.Machine, "read", lambda *_: {}["interrupted"])
+    with pytest.raises(KeyError):
+        engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))
+    assert engine._machine.pages.free == engine._machine.pages.count and not engine._machine.busy
+    monkeypatch.setattr(machine.Machine, "read", read)
+    assert len(engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))) == 6
+
+
+def test_padding_stays_within_a_table_of_positions():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=128, n_embd=16, n_layer=1, n_head=2, n_positions=50, eos_token_id=2, bos_token_id=1)
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+    engine, plain = (InlineEngine(model, tokens(), graphs=graphs) for graphs in (True, False))
+    prompts, greedy = asked("a" * 46, "b" * 3), Sampling(max_new_tokens=3, temperature=0.0)
+    assert ids_of(engine.generate(prompts, 1, greedy, range(2))) == ids_of(plain.generate(prompts, 1, greedy, range(2)))
+    assert engine._machine is not None
 
 
 def test_weights_and_adapters_are_those_of_now():

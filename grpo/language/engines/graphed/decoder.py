@@ -23,12 +23,14 @@ from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.language.engines.graphed.kernels import Attention, add_norm, attend, gated, place
-from grpo.language.engines.graphed.pages import Pages
+from grpo.language.engines.graphed.pages import PAGE, Pages
 from grpo.language.head import product, wide
 from grpo.workers import line
 
 INTERFACE = "grpo_graphed"
 ACTIVATIONS = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
+SCORES = 1 << 27
+"""Attention scores at a time, where they are written down at all."""
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on the position alone."""
 
@@ -125,14 +127,16 @@ def causal(query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
         )
         return out.transpose(1, 2)
     key, value = (states.repeat_interleave(how.heads // how.kv_heads, 1) for states in (key, value))
-    score = torch.matmul(query, key.transpose(2, 3)).float() * how.scale
-    if how.softcap is not None:
-        score = how.softcap * torch.tanh(score / how.softcap)
-    at = torch.arange(steps, device=query.device)
-    behind = at[:, None] - at[None, :]
-    sees = (behind >= 0) & (behind < (how.window or steps))
-    weight = score.masked_fill(~sees, -torch.inf).softmax(-1).to(value.dtype)
-    return torch.matmul(weight, value).transpose(1, 2)
+    at, found = torch.arange(steps, device=query.device), []
+    for some in torch.split(at, max(SCORES // (query.shape[0] * how.heads * steps), 1)):
+        score = torch.matmul(query[:, :, some], key.transpose(2, 3)).float() * how.scale
+        if how.softcap is not None:
+            score = how.softcap * torch.tanh(score / how.softcap)
+        behind = some[:, None] - at[None, :]
+        sees = (behind >= 0) & (behind < (how.window or steps))
+        weight = score.masked_fill(~sees, -torch.inf).softmax(-1).to(value.dtype)
+        found.append(torch.matmul(weight, value))
+    return torch.cat(found, 2).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,9 @@ class ModuleDecoder:
             places.write(pages.kept[module.layer_idx], key, value)
             return causal(*self._same(query, key, value), how)
 
-        self._forward(ids_PT, torch.arange(ids_PT.shape[1], device=ids_PT.device)[None].expand_as(ids_PT), handler)
+        # Padding stays within the prompt: positions may be rows of a table.
+        at_T, last_P = torch.arange(ids_PT.shape[1], device=ids_PT.device), (length_P.long() - 1).clamp(min=0)
+        self._forward(ids_PT, torch.minimum(at_T[None], last_P[:, None]), handler)
 
     def step(self, state_FS: Tensor, table_SP: Tensor, pages: Pages, together: bool = False) -> Tensor:
         """(S, V) logits behind each slot's token."""
@@ -408,6 +414,8 @@ class FusedDecoder:
             raise Unsupported("its MLP is laid out in its own way")
         if how.head_dim % 2:
             raise Unsupported("its heads have an odd width")
+        if not getattr(attention, "use_rope", True):
+            raise Unsupported("some of its layers do not rotate")
         return Layer(
             how,
             Norm.of(layer.input_layernorm),
@@ -505,10 +513,14 @@ def make_decoder(model: Any, positions: int) -> Decoder:
             fused = FusedDecoder(module, max(positions, ids.shape[1]))
             if _agrees(fused, ids, expected):
                 return fused
+        except torch.OutOfMemoryError:
+            raise
         except (*ODD, Unsupported):
             pass
         if _agrees(module, ids, expected):
             return module
+    except torch.OutOfMemoryError:
+        raise
     except ODD as error:
         raise Unsupported(line(error)) from error
     raise Unsupported("its logits come out differently")
@@ -524,15 +536,16 @@ def _by_the_module(model: Any) -> tuple[Tensor, Tensor]:
     """A few tokens, and the module's own logits behind the last."""
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    ids = torch.randint(0, vocabulary, (2, 7), generator=torch.Generator().manual_seed(0)).to(device)
+    length = 7 if device.type == "cpu" else 3 * PAGE // 2  # beyond a page, where that takes no time
+    ids = torch.randint(0, vocabulary, (2, length), generator=torch.Generator().manual_seed(0)).to(device)
     return ids, model(input_ids=ids, use_cache=False).logits[:, -1].float()
 
 
 def _agrees(decoder: Decoder, ids: Tensor, expected: Tensor) -> bool:
     """Whether reading all tokens but the last, then a step, gives the same; rounding is allowed for."""
     rows, steps = ids.shape
-    pages = Pages(decoder.layers, 2 * rows, decoder.dtype, ids.device)
-    table = torch.arange(1, 1 + 2 * rows, dtype=torch.int32, device=ids.device).view(rows, 2)
+    pages = Pages(decoder.layers, 4 * rows, decoder.dtype, ids.device)
+    table = torch.arange(1, 1 + 4 * rows, dtype=torch.int32, device=ids.device).view(rows, 4)
     read = torch.full((rows,), steps - 1, device=ids.device)
     decoder.read(ids[:, :-1], table, read, pages)
     state = torch.zeros(7, rows, dtype=torch.int32, device=ids.device)

@@ -653,7 +653,7 @@ def _draw(
     logits_ptr += slot * vocabulary
     seen_ptr += slot * vocabulary
     if GREEDY:
-        block = tl.argmax(chosen_b, 0)
+        block = tl.minimum(tl.argmax(chosen_b, 0), blocks - 1)  # were all of them NaN
         token = block * BLOCK + tl.load(summary_ptr + (slot * blocks + block) * 6 + 5).to(tl.int32)
     else:
         weight_b = tl.load(at + 3, mask=in_b, other=0.0) * tl.exp(chosen_b - highest)
@@ -671,6 +671,7 @@ def _draw(
         running = tl.cumsum(weight.to(tl.float64), 0)
         last = tl.max(tl.where(weight > 0, i, 0), 0)
         token = block * BLOCK + tl.minimum(tl.sum((running <= rest).to(tl.int32), 0), last)
+    token = tl.minimum(token, vocabulary - 1)
     x = tl.load(logits_ptr + token).to(tl.float32) / temperature
     tl.store(logp_ptr + row * made_stride + step, x - best - tl.log(total))
     tl.store(made_ptr + row * made_stride + step, token)

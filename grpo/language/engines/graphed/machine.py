@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from grpo.language.engines import Sampling, Tokens
-from grpo.language.engines.graphed.decoder import Decoder, make_decoder
+from grpo.language.engines.graphed.decoder import Decoder, ModuleDecoder, Unsupported, make_decoder
 from grpo.language.engines.graphed.kernels import FIELDS, LIVE, Outputs, choose
 from grpo.language.engines.graphed.pages import Pages, size_of
+from grpo.workers import line
 
 READ_CAPTURED = 8192
 """Tokens of prompts up to which reading them is captured, too; with more, launching is no longer what takes time."""
-SPARE = 0.9
+SPARE = 0.75
 """Of the memory that is free, what keys and values may take: the rest is for what passes through the model."""
 
 Made = TypeVar("Made")
@@ -110,18 +111,40 @@ class Machine:
         self._key: Any = None
         self._graphs: dict[Any, Any] = {}
         self._graph_pool: Any = None
+        self._stream: Any = None
         self._tuned = [module for module in model.modules() if hasattr(module, "lora_A")]
 
     # --- the model --------------------------------------------------------------------------------------------------
 
     def prepare(self, positions: int) -> None:
         """The model as kernels; made again when its weights have moved or it computes in another type."""
+        if self.busy:
+            raise RuntimeError("another rollout of this engine is under way: take all of it, or close it, first")
         if self.decoder is not None and self._key == self._weights(positions):
             self.decoder.refresh()
             return
         self.release()
-        self.decoder = make_decoder(self.model, grown(positions, 1024))
-        self._key = self._weights(positions)
+        self.decoder = None  # before the new one is made
+        decoder = make_decoder(self.model, grown(positions, 1024))
+        if isinstance(decoder, ModuleDecoder):
+            self._try(decoder)
+        self.decoder, self._key = decoder, self._weights(positions)
+
+    def _try(self, decoder: Decoder) -> None:
+        """A module may look at its own numbers on the way, which cannot be captured."""
+        pages = Pages(decoder.layers, 1, decoder.dtype, self.device)
+        state_FS = torch.zeros(FIELDS, 8, dtype=torch.int32, device=self.device)
+        table_SP = torch.zeros(8, 1, dtype=torch.int32, device=self.device)
+
+        def step() -> None:
+            decoder.step(state_FS, table_SP, pages)
+
+        try:
+            self._captured(step)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise Unsupported(f"it cannot be captured ({line(error)})") from error
 
     def _weights(self, positions: int) -> Any:
         """Where the weights lie and how they are computed with."""
@@ -134,8 +157,6 @@ class Machine:
     def begin(self, need: Need) -> tuple[Decoder, Pages, Buffers]:
         """All that a rollout needs; graphs that point into what had to be replaced are dropped."""
         assert self.decoder is not None, "prepare comes first"
-        if self.busy:
-            raise RuntimeError("another rollout of this engine is under way: take all of it, or close it, first")
         self._before = replace(self.counts)
         pages, buffers = self.pages, self.buffers
         count = self._count(self.decoder, need)
@@ -277,9 +298,11 @@ class Machine:
         """What replays it; it is done once before."""
         if self.device.type != "cuda":
             return work
-        current, stream = torch.cuda.current_stream(self.device), torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         if self._graph_pool is None:
             self._graph_pool = torch.cuda.graph_pool_handle()
+        # One stream for all: what the allocator keeps of one capture serves the next.
+        self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        current, stream = torch.cuda.current_stream(self.device), self._stream
         graph = torch.cuda.CUDAGraph()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):

@@ -87,7 +87,7 @@ class Rollout:
         rows = [Row(number, number // count, limits[number // count]) for number in range(len(seeds))]
         self.machine, self.count, self.sampling, self.seeds = machine, count, sampling, seeds
         self.prompts = [Shared(prompt, count) for prompt in prompts]
-        self.waiting, self.longest = deque(rows), max(limits)
+        self.rows, self.waiting, self.longest = rows, deque(rows), max(limits)
         self.most = min(slots or SLOTS, len(rows))
         self.decoder, self.pages, self.buffers = machine.begin(self._need(rows))
         self.state_FS, self.table_SP, self.outputs = self.buffers.state_FS, self.buffers.table_SP, self.buffers.outputs
@@ -106,6 +106,7 @@ class Rollout:
         self.copies = torch.cuda.Stream(machine.device) if self.cuda else None  # type: ignore[no-untyped-call]
         self.state_FS[LIVE] = 0
         self.outputs.ended_R.zero_()
+        self.outputs.kept_RT.fill_(1.0)
 
     def _need(self, rows: Sequence[Row]) -> Need:
         own = [needed(row.limit + 1) for row in rows]  # the last token of the prompt is written with the completion
@@ -142,10 +143,9 @@ class Rollout:
 
     def _close(self) -> None:
         """All pages are free again, whether or not the rows were wanted to their end."""
-        for row in [*self.slots, *self.waiting]:
-            if row is not None:
-                self.pages.give(row.pages)
-                row.pages = []
+        for row in self.rows:
+            self.pages.give(row.pages)
+            row.pages = []
         for prompt in self.prompts:
             if prompt.pages:
                 self.pages.give(prompt.pages)
@@ -157,6 +157,8 @@ class Rollout:
         """Close the gaps where that makes for a smaller graph, and let waiting rows in."""
         alive = sum(row is not None for row in self.slots)
         coming = self._next(self.most - alive) if self._worth(alive) else []
+        if self.waiting and not alive and not coming:
+            raise RuntimeError(f"{self.pages.free} free pages do not hold one row: pages were lost; close the engine")
         if not coming:
             if alive and self._bucket(alive) < self._bucket(len(self.slots)):
                 self._close_up()
@@ -269,14 +271,13 @@ class Rollout:
         for _ in range(steps):
             replay()
         self.machine.counts.slot_steps += steps * size
-        now = self.state_FS[[LIVE, STEP], : len(self.slots)]
+        now = self.state_FS[: STEP + 1, : len(self.slots)]  # a list as index would be sent, and waited for
         done = None
         if self.cuda:
-            kept = torch.empty(now.shape, dtype=torch.int32, pin_memory=True)
-            now = kept.copy_(now, non_blocking=True)
+            now = torch.empty(now.shape, dtype=torch.int32, pin_memory=True).copy_(now, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Mark(list(self.slots), now[0], now[1], done)
+        return Mark(list(self.slots), now[LIVE], now[STEP], done)
 
     def _ended(self, mark: Mark) -> list[Row]:
         """Rows that are known to be over since a mark; their slots and pages are free."""
@@ -300,7 +301,8 @@ class Rollout:
                 self.pages.give(prompt.pages)
                 prompt.pages = None
         if self.stops is not None:  # the device does not know of those
-            self.state_FS[LIVE, [slot for slot, row in enumerate(self.slots) if row is not None and row.over]] = 0
+            ended = [slot for slot, row in enumerate(self.slots) if row is not None and row.over]
+            self.state_FS[LIVE].index_fill_(0, self._sent(ended, torch.long), 0)
         self.slots = [None if row is None or row.over else row for row in self.slots]
         return over
 
