@@ -285,6 +285,17 @@ def test_rows_come_and_go_and_are_what_the_plain_loop_makes(monkeypatch):
     assert 0 < engine.metrics()["engine/slots_in_use"] <= 1
 
 
+def test_slots_are_closed_up_under_rows_that_go_on(monkeypatch):
+    """Rows end at each of their first tokens: graphs shrink while marks of the former order are still to be read."""
+    monkeypatch.setattr(rollout, "CHUNK", 1)
+    monkeypatch.setattr(rollout, "buckets", lambda most: list(range(1, most + 1)))
+    model, eos, sampling = small(), tokens(range(20, 60)), Sampling(max_new_tokens=8)
+    engine, plain = (InlineEngine(model, eos, graphs=graphs) for graphs in (True, False))
+    mine, expected = (e.generate(asked(), 3, sampling, range(9)) for e in (engine, plain))
+    assert ids_of(mine) == ids_of(expected) and [c.stop for c in mine] == [c.stop for c in expected]
+    assert engine._machine.counts.captures > 4
+
+
 def test_stop_texts_truncation_and_penalty_are_those_of_the_plain_loop(monkeypatch):
     monkeypatch.setattr(rollout, "CHUNK", 3)
     model = small()

@@ -272,9 +272,8 @@ class Rollout:
             replay()
         self.machine.counts.slot_steps += steps * size
         now = self.state_FS[: STEP + 1, : len(self.slots)]  # a list as index would be sent, and waited for
-        done = None
+        now, done = torch.empty(now.shape, dtype=torch.int32, pin_memory=self.cuda).copy_(now, non_blocking=True), None
         if self.cuda:
-            now = torch.empty(now.shape, dtype=torch.int32, pin_memory=True).copy_(now, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         return Mark(list(self.slots), now[LIVE], now[STEP], done)
