@@ -364,6 +364,22 @@ def test_weights_and_adapters_are_those_of_now():
     assert after == ids_of(InlineEngine(model, tokens(), graphs=False).generate(asked(), 1, sampling, range(3)))
 
 
+@torch.no_grad()
+def test_a_longer_prompt_once_makes_nothing_anew_for_shorter_ones():
+    engine = InlineEngine(small(), tokens(), graphs=True)
+    machine = rollout.Machine(engine.model, engine.tokens)
+    machine.prepare(100)
+    first = machine.decoder
+    machine.prepare(1000)
+    assert machine.decoder is first
+    machine.prepare(1100)
+    longer = machine.decoder
+    assert longer is not first and len(longer.cos) >= 1100
+    machine.prepare(100)
+    machine.prepare(1100)
+    assert machine.decoder is longer
+
+
 def test_the_module_s_parameters_stay_its_own():
     model = small()
     before = {name: p.clone() for name, p in model.named_parameters()}

@@ -8,7 +8,7 @@ then on they are given back after every rollout, at the price of capturing again
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -64,7 +64,7 @@ class Buffers:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], eos: Sequence[int], vocabulary: int, device: torch.device) -> Buffers:
+    def of(cls, shape: tuple[int, ...], eos: Iterable[int], vocabulary: int, device: torch.device) -> Buffers:
         """Of this size."""
         slots, rows, steps, table, penalty = shape
         outputs = Outputs(
@@ -109,6 +109,8 @@ class Machine:
         self.busy = False
         """Whether a rollout is under way."""
         self._key: Any = None
+        self._positions = 0
+        """That the decoder has rotations for; never fewer than were once needed."""
         self._graphs: dict[Any, Any] = {}
         self._graph_pool: Any = None
         self._stream: Any = None
@@ -120,15 +122,15 @@ class Machine:
         """The model as kernels; made again when its weights have moved or it computes in another type."""
         if self.busy:
             raise RuntimeError("another rollout of this engine is under way: take all of it, or close it, first")
-        if self.decoder is not None and self._key == self._weights(positions):
+        if self.decoder is not None and positions <= self._positions and self._key == self._weights():
             self.decoder.refresh()
             return
         self.release()
-        self.decoder = None  # before the new one is made
-        decoder = make_decoder(self.model, grown(positions, 1024))
+        self.decoder, self._positions = None, max(self._positions, grown(positions, 1024))  # before a new one is made
+        decoder = make_decoder(self.model, self._positions)
         if isinstance(decoder, ModuleDecoder):
             self._try(decoder)
-        self.decoder, self._key = decoder, self._weights(positions)
+        self.decoder, self._key = decoder, self._weights()
 
     def _try(self, decoder: Decoder) -> None:
         """A module may look at its own numbers on the way, which cannot be captured."""
@@ -146,11 +148,11 @@ class Machine:
         except RuntimeError as error:
             raise Unsupported(f"it cannot be captured ({line(error)})") from error
 
-    def _weights(self, positions: int) -> Any:
+    def _weights(self) -> Any:
         """Where the weights lie and how they are computed with."""
         autocast = torch.is_autocast_enabled(self.device.type) and torch.get_autocast_dtype(self.device.type)
         adapters = [(m.disable_adapters, m.merged, tuple(m.active_adapters)) for m in self._tuned]
-        return autocast, adapters, grown(positions, 1024), [p.data_ptr() for p in self.model.parameters()]
+        return autocast, adapters, [p.data_ptr() for p in self.model.parameters()]
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -168,7 +170,7 @@ class Machine:
         if buffers is None or any(have < want for have, want in zip(buffers.shape, need.shape, strict=True)):
             shape = need.shape if buffers is None else tuple(map(max, buffers.shape, need.shape))
             self._graphs.clear()
-            buffers = Buffers.of(shape, sorted(self.tokens.eos), self.decoder.vocabulary, self.device)
+            buffers = Buffers.of(shape, self.tokens.eos, self.decoder.vocabulary, self.device)
         self.pages, self.buffers = pages, buffers
         return self.decoder, pages, buffers
 
