@@ -7,7 +7,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from grpo.language import head_kernels
-from grpo.language.engines.graphed import kernels
+from grpo.language.engines.graphed import choosing, kernels
 
 FLOATS = {"scale", "softcap", "eps", "temperature", "penalty", "top_p", "min_p"}
 TYPES = {
@@ -29,10 +29,10 @@ CASES = [
     (kernels._place, HEADS | {"HEADS": 16, "HEADS_P": 16, "KV_HEADS_P": 8, "NORM": True}),
     (kernels._add_norm, {"D": 576, "D_P": 1024, "DELTA": True}),
     (kernels._gated, {"BLOCK": 1024, "GELU": True}),
-    (kernels._floors, {"BLOCK": 2048, "PENALTY": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}),
-    (kernels._summaries, {"BLOCK": 2048, "PENALTY": True, "FLOOR": True}),
-    (kernels._draw, {"BLOCK": 2048, "BLOCKS_P": 32, "EOS_P": 2, "PENALTY": True, "FLOOR": True, "GREEDY": False}),
-    (kernels._draw, {"BLOCK": 2048, "BLOCKS_P": 32, "EOS_P": 2, "PENALTY": False, "FLOOR": False, "GREEDY": True}),
+    (choosing._floors, {"BLOCK": 2048, "PENALTY": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}),
+    (choosing._summaries, {"BLOCK": 2048, "PENALTY": True, "FLOOR": True}),
+    (choosing._draw, {"BLOCK": 2048, "BLOCKS_P": 32, "EOS_P": 2, "PENALTY": True, "FLOOR": True, "GREEDY": False}),
+    (choosing._draw, {"BLOCK": 2048, "BLOCKS_P": 32, "EOS_P": 2, "PENALTY": False, "FLOOR": False, "GREEDY": True}),
 ]  # fmt: skip
 
 

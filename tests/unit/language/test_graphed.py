@@ -16,9 +16,10 @@ pytest.importorskip("triton", reason="kernels need triton, which is there for Li
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # in slots that nobody reads
 
 from grpo.language.engines import Sampling, Tokens  # noqa: E402
-from grpo.language.engines.graphed import kernels, machine, rollout  # noqa: E402
+from grpo.language.engines.graphed import choosing, kernels, machine, rollout  # noqa: E402
+from grpo.language.engines.graphed.choosing import Outputs, choose  # noqa: E402
 from grpo.language.engines.graphed.decoder import FusedDecoder, ModuleDecoder, Unsupported, make_decoder  # noqa: E402
-from grpo.language.engines.graphed.kernels import Attention, Outputs, attend, choose  # noqa: E402
+from grpo.language.engines.graphed.kernels import Attention, attend  # noqa: E402
 from grpo.language.engines.graphed.machine import buckets, grown  # noqa: E402
 from grpo.language.engines.graphed.pages import Pages  # noqa: E402
 from grpo.language.engines.inline import InlineEngine  # noqa: E402
@@ -136,7 +137,7 @@ def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, 
     ids=str,
 )
 def test_a_token_is_chosen_as_on_the_cpu(monkeypatch, sampling):
-    monkeypatch.setattr(kernels, "BLOCK_V", 128)  # several blocks of a small vocabulary
+    monkeypatch.setattr(choosing, "BLOCK_V", 128)  # several blocks of a small vocabulary
     slots, size, steps = 24, 300, 4
     random = torch.Generator().manual_seed(1)
     logits = torch.randn(slots, size, generator=random) * 3

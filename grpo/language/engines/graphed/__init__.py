@@ -2,7 +2,7 @@
 
 prompts ─► pages (read once for a group) ─► slots ─► step ─► step ─► … ─► rows that ended leave, others take over
 
-kernels    what a step is made of            decoder   a model as kernels
-pages      where keys and values are kept    machine   all that lasts from rollout to rollout: memory, graphs
-rollout    which row is in which slot, and when
+kernels    what a layer is made of           decoder   a model as kernels
+choosing   a token from logits               machine   all that lasts from rollout to rollout: memory, graphs
+pages      keys and values, and whose        rollout   which row is in which slot, and when
 """

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from grpo.language.engines import Sampling, Tokens
+from grpo.language.engines.graphed.choosing import Outputs, choose
 from grpo.language.engines.graphed.decoder import Decoder, ModuleDecoder, Unsupported, make_decoder
-from grpo.language.engines.graphed.kernels import FIELDS, LIVE, Outputs, choose
+from grpo.language.engines.graphed.kernels import FIELDS, LIVE
 from grpo.language.engines.graphed.pages import Pages, size_of
 from grpo.workers import line
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from grpo.language.engines import Completion, Sampling, Stop
-from grpo.language.engines.graphed.kernels import ENDED_BY_EOS, FIELDS, LIMIT, LIVE, POSITION, PROMPT, ROW, STEP, TOKEN
+from grpo.language.engines.graphed.choosing import ENDED_BY_EOS
+from grpo.language.engines.graphed.kernels import FIELDS, LIMIT, LIVE, POSITION, PROMPT, ROW, STEP, TOKEN
 from grpo.language.engines.graphed.machine import Machine, Need, buckets
 from grpo.language.engines.graphed.pages import needed
 from grpo.language.engines.sampling import StopTexts, uniforms
