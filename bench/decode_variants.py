@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -101,7 +102,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=128)
     args = parser.parse_args()
-    cells = []
+    told = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__} | vars(args)
+    cells: list[dict[str, Any]] = []
+
+    def keep(**cell: Any) -> None:  # at once: whoever ends this has what was measured
+        cells.append(cell)
+        (RESULTS / "decode_variants.json").write_text(json.dumps(told | {"cells": cells}, indent=1) + "\n")
+
+    RESULTS.mkdir(exist_ok=True)
     for name, variants in (("smollm", VARIANTS), ("qwen17", FEW)):
         model = random_model({**SHAPES, "smollm": SMOLLM}[name], "bfloat16", "cuda")
         random = torch.Generator().manual_seed(0)
@@ -111,16 +119,13 @@ def main() -> None:
                 repeats = args.repeats if variant != "the module's own forward" else 1
                 seconds = measured(model, prompts, 8, args.tokens, repeats, VARIANTS[variant])
                 rate = count * 8 * args.tokens / statistics.median(seconds)
-                cells.append({"shape": name, "rows": count * 8, "variant": variant, "seconds": seconds, "rate": rate})
+                keep(shape=name, rows=count * 8, variant=variant, seconds=seconds, rate=rate)
                 print(f"{name:8} {count * 8:5} rows  {variant:40} {rate:10.0f} tokens/s", flush=True)
             seconds = measured(model, prompts, 8, 1, args.repeats, [])
-            cells.append({"shape": name, "rows": count * 8, "variant": "one token only", "seconds": seconds})
+            keep(shape=name, rows=count * 8, variant="one token only", seconds=seconds)
             print(f"{name:8} {count * 8:5} rows  one token only: {1e3 * statistics.median(seconds):.1f} ms", flush=True)
         del model
         torch.cuda.empty_cache()
-    told = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__} | vars(args)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "decode_variants.json").write_text(json.dumps(told | {"cells": cells}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rollouts and training steps on one GPU: ours beside vLLM and TRL, as cells that can be resumed.
+"""Rollouts, updates and whole steps on one GPU: ours beside vLLM and TRL, as cells that can be resumed.
 
     python bench/gpu.py --list                                      # what there is, and what has been measured
     python bench/gpu.py                                             # all that is open
@@ -37,7 +37,15 @@ from shapes import vocabulary
 BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results" / "gpu"
 FIGURE = BENCH.parent / "docs" / "figures" / "gpu.png"
-SCRIPTS = {"ours": "ours", "step": "ours", "vllm": "vllm_rollout", "trl": "trl_step", "trl_vllm": "trl_step"}
+SCALING = FIGURE.with_name("scaling.png")
+SCRIPTS = {
+    "ours": "ours",
+    "step": "ours",
+    "update": "ours",
+    "vllm": "vllm_rollout",
+    "trl": "trl_step",
+    "trl_vllm": "trl_step",
+}
 MEAN = 128
 """Tokens of a prompt, on average."""
 WORDS = ["the", "old", "king", "asks", "what", "plus", "may", "be", "and", "brown", "fox", "runs", "to"]
@@ -68,6 +76,10 @@ class Cell:
     configuration: str = ""
     extra: bool = False
     """Measured only where it is named."""
+    microbatch: int | None = None
+    """Tokens of a pass of an update; None: as many as memory allows."""
+    repeats: int | None = None
+    """Where it is not as often as the others."""
 
     @property
     def job(self) -> tuple[str, str, str]:
@@ -93,7 +105,14 @@ def every_cell() -> list[Cell]:
         if model == "smollm":
             found += [Cell("step_smollm", "step", model), Cell("trl_smollm", "trl", model)]
             found += [Cell("trl_vllm_smollm", "trl_vllm", model)]
-    return [*found, Cell("qwen06_256", "ours", "qwen06"), Cell("llama3b_256", "ours", "llama3b")]
+    found += [Cell("qwen06_256", "ours", "qwen06"), Cell("llama3b_256", "ours", "llama3b")]
+    found += [Cell(f"update_{model}", "update", model) for model in ("smollm", "qwen17")]
+    found += [Cell("update_qwen17_lean", "update", "qwen17", microbatch=8192)]
+    # TRL's needs a minute a repeat, and it is for its memory.
+    found += [Cell("step_qwen17", "step", "qwen17"), Cell("trl_qwen17", "trl", "qwen17", repeats=2)]
+    found += [Cell(f"scale_group_{n}", "step", "smollm", group=n, repeats=3) for n in (4, 16, 32)]
+    found += [Cell(f"scale_length_{n}", "step", "smollm", tokens=n, repeats=3) for n in (64, 128, 512)]
+    return found + [Cell(f"scale_model_{model}", "step", model, repeats=3) for model in ("qwen06", "llama3b")]
 
 
 def lengths(count: int, mean: int = MEAN) -> list[int]:
@@ -109,6 +128,7 @@ def settings(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     if args.tiny:
         prompts, group, tokens, mean = max(prompts // 16, 2), 2, 8, 8
     how = CONFIGURATIONS.get(cell.configuration)
+    further = {} if cell.microbatch is None else {"tokens_per_microbatch": cell.microbatch}
     return {
         "peer": cell.peer,
         "model": "tiny" if args.tiny else cell.model,
@@ -121,7 +141,8 @@ def settings(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         "prompt_lengths": lengths(prompts, mean),
         "ends": vocabulary(cell.model, args.tiny) // 160 if cell.ending else 0,
         "configuration": how and {"name": cell.configuration, **how, "gpu_memory_utilization": 0.5},
-        "repeats": args.repeats,
+        "repeats": min(args.repeats, cell.repeats or args.repeats),
+        **further,
     }
 
 
@@ -195,7 +216,7 @@ def script(peer: str) -> Path:
 
 def prepared(order: dict[str, Any], args: argparse.Namespace) -> bool:
     """Whether the model's folder is there, or is not needed; made where it is not."""
-    folder, own = Path(order["folder"]), order["peer"] == "ours" and order["model"] != "smollm"
+    folder, own = Path(order["folder"]), SCRIPTS[order["peer"]] == "ours" and order["model"] != "smollm"
     if own or (folder / "config.json").exists():
         return True
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +304,8 @@ def main(words: list[str] | None = None) -> None:
     print(gpu_report.tables(found))
     if args.table and found:
         gpu_report.chart(found, args.figure)
-        print(f"drawn: {args.figure}")
+        gpu_report.scaling_chart(found, args.figure.with_name(SCALING.name))
+        print(f"drawn: {args.figure.parent}")
     left = [cell.name for cell in wanted if is_open(cell, args)]
     if left and not args.table:
         print(f"still open: {', '.join(left)}", file=sys.stderr)

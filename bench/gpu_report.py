@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ def told(found: Found | None) -> str:
         return "open"
     if "error" in found:
         return f"failed: {found['error']}"
+    if "computed_tokens" in found:
+        return f"{spread(found['seconds'], '.3g')} s an update, {100 * matmul_share(found):.0f} % of the matmul rate"
     if "tokens" in found:
         return f"{spread(rates(found), ',.0f')} tokens/s"
     return f"{spread(found['seconds'], '.3g')} s a step"
@@ -87,8 +90,8 @@ def rows_of(found: Found) -> str:
 
 def tables(cells: dict[str, Found]) -> str:
     """Markdown: rollouts, vLLM's configurations, whole steps, what failed, what it was measured on."""
-    parts = [part for part in (_rollouts(cells), _vllm(cells), _steps(cells), _failed(cells), _machines(cells)) if part]
-    text = "\n".join(parts)
+    made = (_rollouts, _vllm, _steps, _updates, _scaling, _failed, _machines)
+    text = "\n".join(part for part in (make(cells) for make in made) if part)
     if ELSEWHERE in text:
         text += f"\n{ELSEWHERE} of figures that come from two runs.\n"
     return text or "Not measured.\n"
@@ -132,14 +135,15 @@ def _vllm(cells: dict[str, Found]) -> str:
 
 
 def _steps(cells: dict[str, Found]) -> str:
-    steps = good(cells, *STEPS)
+    steps = {name: cell for name, cell in good(cells, *STEPS).items() if not name.startswith("scale_")}
     if not steps:
         return ""
-    ours = next((c for c in steps.values() if c["settings"]["peer"] == "step"), None)
     lines = ["| a whole step | seconds | ÷ ours | GiB | tokens of a completion |", "|---|---|---|---|---|"]
-    for cell in sorted(steps.values(), key=lambda c: list(STEPS).index(c["settings"]["peer"])):
+    for cell in sorted(steps.values(), key=_model_then_peer):
         ratio = "–"
-        if ours is not None and cell is not ours and _same(cell, ours):
+        mine = (c for c in steps.values() if c["settings"]["peer"] == "step" and _same(c, cell))
+        ours = next(mine, None)
+        if ours is not None and cell is not ours:
             middle = statistics.median(cell["seconds"]) / statistics.median(ours["seconds"])
             ratio = f"{middle:.2f}{mark(cell, ours)}"
         memory = cell["peak"].get("allocated_gib")
@@ -148,6 +152,97 @@ def _steps(cells: dict[str, Found]) -> str:
         texts.append(f"{statistics.mean(cell['mean_length']):.1f}")
         lines.append(f"| {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
+
+
+def _model_then_peer(cell: Found) -> tuple[int, int]:
+    return list(MODELS).index(cell["settings"]["model"]), list(STEPS).index(cell["settings"]["peer"])
+
+
+def matmul_share(cell: Found) -> float:
+    """6 operations a weight for every token that was computed, of what a large product does in the same time."""
+    rate = 6 * cell["weights"] * cell["computed_tokens"] / statistics.median(cell["seconds"])
+    return float(rate / cell["ceilings"]["matmul_flops_per_s"])
+
+
+def _updates(cells: dict[str, Found]) -> str:
+    updates = good(cells, "update")
+    if not updates:
+        return ""
+    lines = [
+        "| an update | seconds | TFLOP/s | of the matmul rate | passes | GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in sorted(updates, key=lambda name: (list(MODELS).index(updates[name]["settings"]["model"]), name)):
+        cell = updates[name]
+        limit = cell["settings"].get("tokens_per_microbatch")
+        label = f"{MODELS[cell['settings']['model']]}, {rows_of(cell)}{f', {limit:,} tokens a pass' if limit else ''}"
+        share, memory = matmul_share(cell), cell["peak"].get("allocated_gib")
+        texts = [label, spread(cell["seconds"], ".3g")]
+        texts += [
+            f"{share * cell['ceilings']['matmul_flops_per_s'] / 1e12:.0f}",
+            f"{share:.2f}",
+            str(cell["passes"][-1]),
+        ]
+        lines.append(f"| {' | '.join([*texts, '–' if memory is None else f'{memory:.1f}'])} |")
+    return "\n".join(lines) + "\n"
+
+
+AXES = {
+    "completions of a prompt": ("scale_group_", "step_smollm", lambda c: c["settings"]["group"]),
+    "tokens of a completion": ("scale_length_", "step_smollm", lambda c: c["settings"]["tokens"]),
+    "millions of weights": ("scale_model_", "step_", lambda c: c["weights"] / 1e6),
+}
+"""What a step's time is drawn against: cells that vary it, those that lie on the same line, and its value."""
+
+
+def scaling(cells: dict[str, Found]) -> dict[str, list[tuple[float, float]]]:
+    """(value, seconds of a step) along each axis."""
+    steps = {name: cell for name, cell in good(cells, "step").items() if "weights" in cell}
+    found = {}
+    for label, (own, also, value) in AXES.items():
+        some = [cell for name, cell in steps.items() if name.startswith((own, also))]
+        points = {float(value(cell)): statistics.median(cell["seconds"]) for cell in some}
+        if len(points) > 2:
+            found[label] = sorted(points.items())
+    return found
+
+
+def slope(points: list[tuple[float, float]]) -> float:
+    """Of a straight line through the logarithms: 1 where twice as much takes twice as long."""
+    x, y = zip(*((math.log(a), math.log(b)) for a, b in points), strict=True)
+    return float(statistics.linear_regression(x, y).slope)
+
+
+def _scaling(cells: dict[str, Found]) -> str:
+    lines = ["| a step against | seconds | slope |", "|---|---|---|"]
+    for label, points in scaling(cells).items():
+        told = ", ".join(f"{value:,.0f}: {seconds:.3g}" for value, seconds in points)
+        lines.append(f"| {label} | {told} | {slope(points):.2f} |")
+    return "\n".join(lines) + "\n" if len(lines) > 2 else ""
+
+
+def scaling_chart(cells: dict[str, Found], path: Path) -> None:
+    """Seconds of a step against group size, length and model size, on logarithmic axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    found = scaling(cells)
+    if not found:
+        return
+    figure = Figure(figsize=(10, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (label, points) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        x, y = zip(*points, strict=True)
+        axes.loglog(x, y, "o-", color=OURS)
+        axes.set_xticks(x, [f"{value:,.0f}" for value in x], fontsize=8)
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel(label)
+        axes.set_title(f"slope {slope(points):.2f}", fontsize=9)
+        axes.grid(alpha=0.3, which="both")
+        for value, seconds in points:
+            place = {"ha": "center", "fontsize": 7, "xytext": (0, 5), "textcoords": "offset points"}
+            axes.annotate(f"{seconds:.2g} s", (value, seconds), **place)
+    figure.savefig(path, dpi=100)
 
 
 def _failed(cells: dict[str, Found]) -> str:
@@ -213,7 +308,9 @@ def chart(cells: dict[str, Found], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    ours, steps = good(cells, "ours"), good(cells, *STEPS)
+    ours = good(cells, "ours")
+    steps = {name: c for name, c in good(cells, *STEPS).items() if c["settings"]["model"] in ("smollm", "tiny")}
+    steps = {name: c for name, c in steps.items() if not name.startswith("scale_")}
     figure = Figure(figsize=(10, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=[2.6, 1])

@@ -36,7 +36,7 @@ def load(asked: dict[str, Any]) -> Any:
     if (Path(asked["folder"]) / "config.json").exists():
         loaded: Any = AutoModelForCausalLM.from_pretrained(asked["folder"], dtype=getattr(torch, asked["dtype"]))
         return loaded.to(asked["device"]).eval()
-    return random_model(_shape(asked), asked["dtype"], asked["device"])
+    return random_model(shape_of(asked), asked["dtype"], asked["device"])
 
 
 def counted(model: Any) -> Shape:
@@ -55,11 +55,12 @@ def counted(model: Any) -> Shape:
     )
 
 
-def _shape(asked: dict[str, Any]) -> dict[str, Any]:
+def shape_of(asked: dict[str, Any]) -> dict[str, Any]:
+    """Of random weights."""
     return TINY if asked["tiny"] else SHAPES[asked["model"]]
 
 
-def _words(size: int) -> Any:
+def words(size: int) -> Any:
     """A tokenizer of so many words: w0, w1, …"""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -89,8 +90,8 @@ def main() -> None:
     if asked["model"] == "smollm" and not asked["tiny"]:
         model, tokenizer = _smollm(asked)
     else:
-        model = random_model(_shape(asked), asked["dtype"], asked["device"])
-        tokenizer = _words(model.config.vocab_size)
+        model = random_model(shape_of(asked), asked["dtype"], asked["device"])
+        tokenizer = words(model.config.vocab_size)
     for holder in (model.config, model.generation_config):
         holder.eos_token_id, holder.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
         holder.bos_token_id = None

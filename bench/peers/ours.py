@@ -1,4 +1,4 @@
-"""Ours: a rollout of the inline engine, or a whole training step."""
+"""Ours: a rollout of the inline engine, an update, or a whole training step."""
 
 from __future__ import annotations
 
@@ -102,8 +102,11 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     from grpo.language import GRPOConfig, GRPOTrainer
 
     settings, device = cell["settings"], asked["device"]
+    source: dict[str, Any] = {"model": asked["folder"]}
+    if asked["model"] != "smollm" or asked["tiny"]:
+        made = models.random_model(models.shape_of(asked), "float32", device)
+        source = {"model": made, "processing_class": models.words(made.config.vocab_size)}
     config = GRPOConfig(
-        model=asked["folder"],
         device=device,
         dtype=asked["dtype"],
         beta=0.0,
@@ -117,7 +120,9 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         reward_workers=1,
     )
     rewards = f"{Path(__file__).parent / 'reward.py'}:variety"
-    trainer = GRPOTrainer(reward_funcs=rewards, args=config, train_dataset=[{"prompt": text} for text in cell["texts"]])
+    rows = [{"prompt": text} for text in cell["texts"]]
+    trainer = GRPOTrainer(**source, reward_funcs=rewards, args=config, train_dataset=rows)
+    weights = sum(p.numel() for p in trainer.policy.parameters().values())
     seconds, lengths, phases = [], [], []
     for number in range(1 + settings["repeats"]):
         if number == 1 and device == "cuda":
@@ -130,6 +135,7 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         lengths.append(report["completions/mean_length"])
         phases.append({name: value for name, value in report.metrics.items() if name.startswith(("time/", "engine/"))})
     trainer.source.close()
+    by_hand = trainer.policy.scorer.by_hand
     own = [len(trainer.tokens.tokenizer.encode(text, add_special_tokens=False)) for text in cell["texts"]]
     return {
         "seconds": seconds[1:],
@@ -138,14 +144,80 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         "prompt_tokens": own,
         "peak": peak(device),
         "phases": phases[1:],
+        "weights": weights,
+        "layers_by_hand": by_hand,
         "weights_in": "float32, products in bfloat16" if asked["dtype"] == "bfloat16" else asked["dtype"],
     }
 
 
+def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of each update of all weights, kept in float32: forward, back, AdamW; tokens are those computed."""
+    from grpo.language.policy import LanguagePolicy, Scorer
+    from grpo.language.samples import Prompt, Sample
+
+    settings, device = cell["settings"], asked["device"]
+    model = models.load(asked).float()
+    low = None if asked["dtype"] == "float32" else getattr(torch, asked["dtype"])
+    scorer = Scorer(model, 1.0, budget=settings.get("tokens_per_microbatch"), autocast=low)
+    policy = LanguagePolicy(model, scorer)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device == "cuda")
+    draw, steps = torch.Generator().manual_seed(0), settings["tokens"]
+    rows = []
+    for number, ids in enumerate(cell["prompts"]):
+        prompt = Prompt(number, ids, "", None)
+        for _ in range(settings["group"]):
+            made = torch.randint(0, model.config.vocab_size, (steps,), generator=draw)
+            rows.append(Sample(prompt, made, torch.ones(steps, dtype=torch.bool), None, "length", ""))
+    worth = torch.randn(len(rows), 1, generator=draw).to(device) / (len(rows) * steps)
+    tokens = sum(map(len, cell["prompts"])) + len(rows) * steps
+
+    def once() -> int:
+        policy.train()
+        parts = scorer.split(rows, None)
+        for part in parts:
+            with scorer.precision():
+                logp_NT = scorer([rows[row] for row in part], steps).logp_NT
+            (logp_NT * worth[list(part)]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return len(parts)
+
+    once()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds, passes = [], []
+    for _ in range(settings["repeats"]):
+        _wait(device)
+        start = time.perf_counter()
+        passes.append(once())
+        _wait(device)
+        seconds.append(time.perf_counter() - start)
+    weights, most = sum(p.numel() for p in model.parameters()), peak(device)
+    return {
+        "seconds": seconds,
+        "computed_tokens": tokens,
+        "passes": passes,
+        "weights": weights,
+        "peak": most,
+        "packing": scorer.packing,
+        "layers_by_hand": scorer.by_hand,
+        "ceilings": ceilings(device, asked["dtype"]),
+    }
+
+
+def _alone(work: Any, asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
+    """With the memory of those before it given back."""
+    gc.collect()
+    if asked["device"] == "cuda":
+        torch.cuda.empty_cache()
+    return work(asked, cell)
+
+
 def main() -> None:
     asked = job()
-    if asked["peer"] == "step":
-        measure(asked, lambda cell: step(asked, cell))
+    if asked["peer"] in ("step", "update"):
+        work = {"step": step, "update": update}[asked["peer"]]
+        measure(asked, lambda cell: _alone(work, asked, cell))
         return
     model, limits = models.load(asked), ceilings(asked["device"], asked["dtype"])
     measure(asked, lambda cell: rollout(model, limits, asked, cell))

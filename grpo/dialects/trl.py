@@ -174,7 +174,7 @@ _ONE_PROCESS = "a run is one process on one device"
 _EVALUATION = "held-out prompts are sampled and judged by the rewards; see eval_samples and eval_prompts"
 _LOADER = "prompts are small and read in this process; dataset_num_proc tokenises them beforehand"
 _ENTROPY = "the bonus has one weight, entropy_coef"
-_COMPILE = "the model runs as it is; compile it yourself and hand it to GRPOTrainer"
+_COMPILE = "torch_compile uses inductor in its default mode"
 _HUB = "push_to_hub uploads once, when training ends; trainer.push_to_hub() at any time"
 
 FIELDS = (
@@ -211,7 +211,6 @@ FIELDS = (
     Spelling("use_cpu", "device", "false", when({"device": "cpu"})),
     refuse("gradient_checkpointing_kwargs", "checkpoints are always of the kind that is not reentrant",
            {"use_reentrant": False}),
-    refuse("torch_compile", _COMPILE),
     refuse("torch_compile_backend", _COMPILE),
     refuse("torch_compile_mode", _COMPILE),
     refuse("use_liger_kernel", "log-probs are computed in tiles already, without a table of tokens × vocabulary"),

@@ -30,8 +30,10 @@ class LanguageConfig(GRPOConfig):
     tokenizer: str | None = None
     """A hub id or folder; None: the model's own."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the arithmetic; weights that are trained are float32 always. auto: bfloat16 on a GPU that has it, float32
-    elsewhere. A loaded model keeps its own."""
+    """Of the arithmetic. auto: bfloat16 on a GPU that has it, float32 elsewhere. A loaded model keeps its own."""
+    weights: Literal["float32", "bfloat16"] = "float32"
+    """How trained weights are kept: float32, rounded for every pass where the arithmetic is narrower, or bfloat16, a
+    third less memory in all, with updates that are rounded up or down at random so that small ones count."""
     attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
     """Attention implementation. auto: the model's own choice."""
     trust_remote_code: bool = False
@@ -42,6 +44,9 @@ class LanguageConfig(GRPOConfig):
     """Load the base weights in 4 or 8 bits (needs bitsandbytes, a GPU and an adapter to train)."""
     gradient_checkpointing: bool = False
     """Keep fewer activations and compute them again: less memory, about a third more time."""
+    torch_compile: bool = False
+    """Compile norms and MLPs for the update, where the model is not one whose layers are written by hand already (a
+    GPU, the layout of Llama, Mistral and Qwen): the first step takes a minute, the others less."""
     lora_rank: int = Field(default=0, ge=0)
     """Train a LoRA adapter of this rank instead of the weights; 0: the weights."""
     lora_alpha: float | None = Field(default=None, gt=0)
@@ -273,6 +278,10 @@ def _check(config: LanguageConfig) -> None:
         raise ConfigError("warmup_steps and warmup_ratio say the same thing; give one of them")
     if config.quantize != "none" and not (config.lora_rank or config.adapter):
         raise ConfigError(f"quantize={config.quantize}: quantised weights cannot be trained; set lora_rank or adapter")
+    if config.weights == "bfloat16" and (config.lora_rank or config.adapter):
+        raise ConfigError("weights=bfloat16 is for training all weights; an adapter's few are kept in float32")
+    if config.weights == "bfloat16" and config.dtype not in ("auto", "bfloat16"):
+        raise ConfigError(f"weights=bfloat16 are computed with in bfloat16; dtype={config.dtype} cannot go with them")
     if config.lora_rank and config.adapter:
         raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
     if config.tools and config.environment:

@@ -149,7 +149,7 @@ class _LogProbs(torch.autograd.Function):
             if d_hidden_MD is not None:
                 product(grad, rounded_VD, d_hidden_MD[rows])
             if d_weight_VD is not None:
-                _add_product(grad.t(), hidden_MD[rows], d_weight_VD)
+                added(d_weight_VD, grad.t(), hidden_MD[rows], out=d_weight_VD)
             if d_bias_V is not None:
                 d_bias_V += grad.sum(0, dtype=torch.float32)
         return (
@@ -201,14 +201,13 @@ def product(left: Tensor, right: Tensor, out: Tensor) -> None:
         out.copy_(multiply(left, right, out=left.new_empty(out.shape)))
 
 
-def _add_product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """out += left · right; `out` is float32."""
+def added(to: Tensor, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """to + left · right, in the type of `to`, which may be float32 where the factors are narrower."""
     add: Any = torch.addmm
-    if left.dtype == torch.float32:
-        add(out, left, right, out=out)
-    elif wide("addmm", left.dtype, left.device):
-        add(out, left, right, out_dtype=torch.float32, out=out)
-    else:
-        more = torch.empty_like(out)
-        product(left, right, more)
-        out += more
+    if left.dtype == to.dtype:
+        return add(to, left, right, out=out)
+    if to.dtype == torch.float32 and wide("addmm", left.dtype, left.device):
+        return add(to, left, right, out_dtype=torch.float32, out=out)
+    more = torch.empty_like(to)
+    product(left, right, more)
+    return torch.add(to, more, out=out)

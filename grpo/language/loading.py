@@ -25,8 +25,8 @@ def device_of(config: LanguageConfig) -> str:
 
 def arithmetic(config: LanguageConfig) -> torch.dtype:
     """What products are computed in: as set, else bfloat16 where the GPU has it."""
-    if config.dtype != "auto":
-        return DTYPES[config.dtype]
+    if config.dtype != "auto" or config.weights == "bfloat16":
+        return DTYPES[config.weights if config.dtype == "auto" else config.dtype]
     fast = device_of(config) == "cuda" and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
 
@@ -34,7 +34,7 @@ def arithmetic(config: LanguageConfig) -> torch.dtype:
 def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
     """The causal model that the settings name.
 
-    trained_whole: all its weights are trained, and so kept in float32, where a small step is not rounded away.
+    trained_whole: all its weights are trained, and so kept as `weights` says: in float32 a small step is not lost.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -47,7 +47,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
     place, more = _place(config)
     if trained_whole and device_of(config) == "cpu" and arithmetic(config) == torch.float16:
         raise ConfigError("dtype=float16 cannot be computed on a CPU; use float32 or bfloat16")
-    dtype = torch.float32 if trained_whole else arithmetic(config)
+    dtype = DTYPES[config.weights] if trained_whole else arithmetic(config)
     if config.attention != "auto":
         more["attn_implementation"] = ATTENTION[config.attention]
     if config.quantize != "none":

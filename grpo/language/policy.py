@@ -6,6 +6,7 @@ head is applied tile by tile, computed again in the backward pass.
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from grpo.config import ConfigError
 from grpo.language import segments
 from grpo.language.head import fuses, log_probs
+from grpo.language.layout import KEEP, Unsupported
 from grpo.language.packing import fill, lay_out
 from grpo.language.samples import Prompt, Sample
 from grpo.rollouts import Rollouts, Scores
@@ -29,6 +31,12 @@ PROBES, PROBED = 12, 1 << 26
 """Weights whose gradients are compared when a way of packing is tried, and how large they may be."""
 BUDGET = {"cpu": 4096}
 """Tokens of a pass unless the settings say otherwise; 32,768 elsewhere."""
+TRUSTED = 1e-2
+"""Relative difference of log-probs and gradients that nobody asks about when a way to compute them is tried."""
+BACKEND = "inductor"
+"""Of torch.compile."""
+LEAST, MOST = 8192, 131_072
+"""Tokens of a pass where memory decides: products are no faster with more, and not much slower with the least."""
 
 
 class Scorer:
@@ -49,12 +57,16 @@ class Scorer:
         self.body, self.head = causal.base_model, causal.get_output_embeddings()
         self._causal, self._after = causal, _after_head(causal.config.get_text_config())
         self.device = next(model.parameters()).device
-        self.budget = budget or BUDGET.get(self.device.type, 32_768)
+        self.keep: str | None = None
+        """What a layer keeps of a pass; None: as much as there is memory for. See `layers.KEEP`."""
+        self._budget = budget
+        self._layers: Any = None
         self._whole = not self._agrees()
         self._fused = not self._whole and self._fuses()
         self.packing = self._choose() if packing == "auto" else packing
         if self.packing == "segments":
             self._check_segments()
+            self._layers = self._by_hand()
         if self._whole:
             warnings.warn(
                 f"{type(causal).__name__} does more with its head than this room knows: its logits are made whole, "
@@ -74,7 +86,11 @@ class Scorer:
             out_LV = self._causal(**arguments).logits.flatten(0, 1)[laid.at_M]
             logp_M, entropy_M = self._of_logits(out_LV, laid.target_M, entropy)
         else:
-            hidden_MD = self.body(**arguments).last_hidden_state.flatten(0, 1)[laid.at_M]
+            if self._layers is not None and laid.segments is not None:
+                keep = self._keeps(laid.input_ids.shape[1])
+                hidden_MD = self._layers(laid.input_ids[0], laid.position_ids[0], laid.segments, laid.at_M, keep)
+            else:
+                hidden_MD = self.body(**arguments).last_hidden_state.flatten(0, 1)[laid.at_M]
             logp_M, entropy_M = self._tiled(hidden_MD, laid.target_M, entropy)
         shape = (len(samples), steps)
         return Scores(
@@ -102,6 +118,26 @@ class Scorer:
         """Rows of passes of at most `limit` tokens."""
         budget = max((limit or self.budget) >> halvings, 1)
         return fill(samples, budget, self.packing)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether layers have a backward pass of their own."""
+        return self._layers is not None
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a pass: as set, else what the memory that is free now allows without computing anything twice."""
+        if self._budget is not None or self._layers is None:
+            return self._budget or BUDGET.get(self.device.type, 32_768)
+        each = self._layers.kept_bytes("everything") + self._layers.passing_bytes()
+        return int(min(max(0.6 * free_memory(self.device) / each, LEAST), MOST))
+
+    def _keeps(self, tokens: int) -> str:
+        """As much of a pass as there is memory for."""
+        if self.keep is not None or not torch.is_grad_enabled():
+            return self.keep or "input"
+        free = 0.9 * free_memory(self.device) - tokens * self._layers.passing_bytes() - 2 * TILE_BYTES["cuda"]
+        return next((keep for keep in KEEP[:-1] if tokens * self._layers.kept_bytes(keep) < free), KEEP[-1])
 
     def _tiled(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         return (self._by_kernels if self._fused else self._by_tiles)(hidden_MD, target_M, entropy)
@@ -174,11 +210,14 @@ class Scorer:
             for prompt, ids in ((prompts[0], [4, 3]), (prompts[1], [3]), (prompts[0], [5, 4, 3]))
         ]
         found, former = [], self._attention
-        with mode_of(self.model, False), self.precision():
-            for self.packing in ("padded", packing):
+        exact = nullcontext() if self.autocast is None else torch.autocast(self.device.type, enabled=False)
+        ways = (("padded", exact), ("padded", self.precision()), (packing, self.precision()))
+        with mode_of(self.model, False):
+            for name, precision in ways:
+                self.packing = name
                 self._attention = segments.INTERFACE if self.packing == "segments" else former
                 try:
-                    with torch.set_grad_enabled(bool(learned)):
+                    with torch.set_grad_enabled(bool(learned)), precision:
                         logp_NT = self(rows, 3).logp_NT
                         grads = torch.autograd.grad(logp_NT.sum(), learned, materialize_grads=True) if learned else ()
                 except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
@@ -186,7 +225,11 @@ class Scorer:
                 finally:
                     self._attention = former
                 found.append([logp_NT.detach(), *grads])
-        return all(bool((a - b).norm() <= 3e-2 * a.norm() + 1e-4) for a, b in zip(*found, strict=True))
+        # No further from float32 than a few times what rounding does to the module itself.
+        gaps = [
+            [float((a - b).norm() / (b.norm() + 1e-4)) for a, b in zip(way, found[0], strict=True)] for way in found
+        ]
+        return all(mine <= TRUSTED + 3 * own for own, mine in zip(*gaps[1:], strict=True))
 
     @torch.enable_grad()
     def _fuses(self) -> bool:
@@ -212,6 +255,26 @@ class Scorer:
         if not same:
             warnings.warn("log-probs without the fused head, which is slower: it gives other numbers", stacklevel=4)
         return same
+
+    def _by_hand(self) -> Any:
+        """The body with a backward pass of its own, where the layout is the common one; tried before it is used."""
+        if self.device.type != "cuda" or self._whole or importlib.util.find_spec("triton") is None:
+            return None
+        from grpo.language.layers import Layers
+
+        try:
+            self._layers = Layers(self._causal, self.autocast or next(self.body.parameters()).dtype)
+            if self._can("segments"):
+                return self._layers
+            warnings.warn("the update goes through the module, which is slower: by hand it gives other numbers",
+                          stacklevel=4)  # fmt: skip
+        except Unsupported:
+            pass
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler may fail in any way
+            warnings.warn(f"the update goes through the module, which is slower: {line(error)}", stacklevel=4)
+        return None
 
     def _check_segments(self) -> None:
         """The module attends in segments from now on, wherever it is told of any."""
@@ -260,11 +323,13 @@ class Scorer:
 class LanguagePolicy:
     """The trained module: what can be learned of it, and its log-probs."""
 
-    def __init__(self, model: Any, scorer: Scorer, checkpointing: bool = False):
+    def __init__(self, model: Any, scorer: Scorer, checkpointing: bool = False, compiling: bool = False):
         self.model, self.scorer = model, scorer
+        self._compiled = self._compile() if compiling else {}
         self.version = 0
         without_dropout(model)
         if checkpointing:
+            scorer.keep = KEEP[-1]
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
@@ -291,10 +356,30 @@ class LanguagePolicy:
     def train(self) -> None:
         """Training mode, which gradient checkpointing needs; there is no dropout that it could switch on."""
         self.model.train()
+        for module, call in self._compiled.items():
+            module._compiled_call_impl = call
 
     def eval(self) -> None:
         """Before sampling."""
         self.model.eval()
+        for module in self._compiled:  # sampling has ways of its own
+            module._compiled_call_impl = None
+
+    def _compile(self) -> dict[nn.Module, Any]:
+        """Norms and MLPs, which are many small operations each; what a compiled one is called by."""
+        if self.scorer.by_hand:
+            raise ConfigError("torch_compile: this model's layers are written by hand for the update; leave it out")
+        names = ("norm", "mlp")
+        found = [m for name, m in self.model.named_modules() if name.rpartition(".")[2].lower().endswith(names)]
+        if not found:
+            raise ConfigError("torch_compile: the model has no part that is called mlp or norm; leave it out")
+        return {m: torch.compile(m._call_impl, dynamic=True, backend=BACKEND) for m in found}
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be taken, those included that torch holds and nobody uses."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def without_dropout(model: nn.Module) -> None:

@@ -93,19 +93,48 @@ def _backward(
     return grads
 
 
+def ahead(
+    q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float
+) -> tuple[Tensor, Tensor, tuple[Sequence[Tensor], Sequence[Tensor]]]:
+    """(L, heads, width) what is found, (heads, L) log-sum-exps, and what each kernel call leaves for the way back."""
+    own, n = segments.each, segments.prompt_tokens
+    out, lse, random = _forward(q, k, v, own, own, True, scale)
+    if not n or n == len(q):
+        return out, lse, (random, ())
+    seen, seen_lse, further = _forward(q[n:], k[:n], v[:n], segments.groups, segments.prompts, False, scale)
+    whole = torch.logaddexp(lse[:, n:], seen_lse)
+    share, seen_share = ((part - whole).exp().t()[..., None] for part in (lse[:, n:], seen_lse))
+    merged = out[n:] * share + seen * seen_share
+    return torch.cat([out[:n], merged.to(out.dtype)]), torch.cat([lse[:, :n], whole], 1), (random, further)
+
+
+def back(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    left: tuple[Sequence[Tensor], Sequence[Tensor]],
+    segments: Segments,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by q, k and v."""
+    (random, further), own, n = left, segments.each, segments.prompt_tokens
+    dq, dk, dv = _backward(grad, q, k, v, out, lse, random, own, own, True, scale)
+    if further:
+        rest = (grad[n:], q[n:], k[:n], v[:n], out[n:], lse[:, n:].contiguous(), further)
+        more_q, more_k, more_v = _backward(*rest, segments.groups, segments.prompts, False, scale)
+        dq[n:] += more_q
+        dk[:n] += more_k
+        dv[:n] += more_v
+    return dq, dk, dv
+
+
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
-        own, n = segments.each, segments.prompt_tokens
-        out, lse, random = _forward(q, k, v, own, own, True, scale)
-        further: Sequence[Tensor] = ()
-        if n and n < len(q):
-            where = segments.groups, segments.prompts
-            seen, seen_lse, further = _forward(q[n:], k[:n], v[:n], *where, False, scale)
-            whole = torch.logaddexp(lse[:, n:], seen_lse)
-            share, seen_share = ((part - whole).exp().t()[..., None] for part in (lse[:, n:], seen_lse))
-            merged = out[n:] * share + seen * seen_share
-            out, lse = torch.cat([out[:n], merged.to(out.dtype)]), torch.cat([lse[:, :n], whole], 1)
+        out, lse, (random, further) = ahead(q, k, v, segments, scale)
         ctx.save_for_backward(q, k, v, out, lse, *random, *further)
         ctx.segments, ctx.scale, ctx.ours = segments, scale, len(random)
         return out
@@ -113,18 +142,8 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, k, v, out, lse, *random = ctx.saved_tensors
-        random, further = random[: ctx.ours], random[ctx.ours :]
-        segments, n = ctx.segments, ctx.segments.prompt_tokens
-        grad, own = grad.contiguous(), segments.each
-        dq, dk, dv = _backward(grad, q, k, v, out, lse, random, own, own, True, ctx.scale)
-        if further:
-            where = segments.groups, segments.prompts
-            rest = (grad[n:], q[n:], k[:n], v[:n], out[n:], lse[:, n:].contiguous(), further)
-            more_q, more_k, more_v = _backward(*rest, *where, False, ctx.scale)
-            dq[n:] += more_q
-            dk[:n] += more_k
-            dv[:n] += more_v
-        return dq, dk, dv, None, None
+        left = random[: ctx.ours], random[ctx.ours :]
+        return *back(grad.contiguous(), q, k, v, out, lse, left, ctx.segments, ctx.scale), None, None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:

@@ -28,6 +28,7 @@ from grpo.language.config import LanguageConfig
 from grpo.language.engines import Tokens
 from grpo.language.engines.choose import make_engine
 from grpo.language.evaluate import EVALUATION, Evaluation
+from grpo.language.optimizer import RoundedAdamW
 from grpo.language.policy import LanguagePolicy, Scorer
 from grpo.language.prompts import Prompts, load
 from grpo.language.rewards import Rewards
@@ -104,7 +105,7 @@ class GRPOTrainer(SharedTrainer):
         )
         self.chat = chat
         scorer.pad = self.tokens.pad
-        policy = LanguagePolicy(adapted, scorer, config.gradient_checkpointing)
+        policy = LanguagePolicy(adapted, scorer, config.gradient_checkpointing, config.torch_compile)
         player = _player(config, chat, self.tokens, tools, environment)  # first: tools are part of every prompt
         prompts, held_out = _data(config, chat, train_dataset, eval_dataset)
         rewards = _rewards(config, reward_funcs, reward_processing_classes)
@@ -395,7 +396,7 @@ def _autocast(config: LanguageConfig, model: Any, given: Any) -> torch.dtype | N
     """Lower precision for products, where float32 weights are trained and it was asked for."""
     if given is not None and not isinstance(given, str):
         low = [p for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
-        if low and "dtype" not in config.model_fields_set:
+        if low and "dtype" not in config.model_fields_set and config.weights == "float32":
             warnings.warn(
                 f"the model's trained weights are {low[0].dtype}, where small steps are rounded away; load it in "
                 "float32, or train an adapter",
@@ -404,7 +405,7 @@ def _autocast(config: LanguageConfig, model: Any, given: Any) -> torch.dtype | N
         if "dtype" not in config.model_fields_set:
             return None
     wanted = loading.arithmetic(config)
-    return None if wanted == torch.float32 else wanted
+    return None if wanted == torch.float32 or config.weights == "bfloat16" else wanted
 
 
 def _prompts(config: LanguageConfig, chat: Chat, rows: Any, split: str) -> Prompts:
@@ -497,13 +498,15 @@ def _optimizer(config: LanguageConfig, policy: LanguagePolicy, given: Any) -> to
     tensors = list(policy.parameters().values())
     if not tensors:
         raise ConfigError("the model has no weights that can be trained; set requires_grad, or give peft_config")
-    return torch.optim.AdamW(
-        tensors,
-        lr=config.learning_rate,
-        weight_decay=config.weight_decay,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-    )
+    how: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "weight_decay": config.weight_decay,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+    }
+    if config.weights == "bfloat16":
+        return RoundedAdamW(tensors, seed=config.seed, **how)
+    return torch.optim.AdamW(tensors, fused=True if all(p.is_cuda for p in tensors) else None, **how)
 
 
 def _schedule(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:

@@ -27,7 +27,7 @@ class Field:
 
 OWN_NAME = {
     "learning_rate": "", "weight_decay": "", "adam_beta1": "", "adam_beta2": "", "adam_epsilon": "",
-    "max_grad_norm": "", "gradient_checkpointing": "ours false", "seed": "ours 0",
+    "max_grad_norm": "", "gradient_checkpointing": "ours false", "torch_compile": "", "seed": "ours 0",
     "eval_on_start": "reported as before/…",
     "project": "ours WANDB_PROJECT, TRACKIO_PROJECT or grpo",
     "num_train_epochs": "",

@@ -200,13 +200,13 @@ def test_nothing_is_captured_again_and_memory_does_not_grow():
     for step in range(6):
         asked = prompts(16, 60, seed=step)
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64 * step, 64 * step + 64))
-    captures, memory = engine._machine.counts.captures, []
+    memory = []
     for step in range(300):
         asked = prompts(16, 60, seed=step + 6)
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64 * step, 64 * step + 64))
         if step in (20, 299):
             memory.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
-    assert engine._machine.counts.captures - captures <= 2  # a smaller graph that no step needed before
+    assert engine._machine.counts.captures == len(engine._machine._graphs)  # each once, and none was dropped
     assert memory[0] == memory[1]
 
 
@@ -240,7 +240,8 @@ def test_a_model_that_cannot_be_captured_is_sampled_by_the_loop():
     plain = type(model.model).forward
 
     def forward(self, *args, **named):
-        if float(named["position_ids"].max()) > 1000:  # a look at its own numbers
+        where = named.get("position_ids")
+        if where is not None and float(where.max()) > 1000:  # a look at its own numbers
             raise AssertionError
         return plain(self, *args, **named)
 

@@ -50,7 +50,7 @@ def test_the_definition_s_values_and_gradients(vocabulary, dtype, tile):
     mine, exact = leaves(hidden, weight), leaves(hidden.double(), weight.double())
     found = log_probs(*mine, target, 0.7, entropy=True, tile=tile)
     expected = defined(*exact, target, 0.7)
-    wide = head._wide("mm", dtype, hidden.device)
+    wide = head.wide("mm", dtype, hidden.device)
     bound = 1e-4 if dtype == torch.float32 else 2e-3 if wide else 6e-2
     for out, other in zip(found, expected, strict=True):
         torch.testing.assert_close(out.double(), other, rtol=0, atol=bound)

@@ -121,8 +121,8 @@ class InlineEngine:
         try:
             if importlib.util.find_spec("triton") is None:
                 raise ImportError("there is no triton; pip install triton")
-            from grpo.language.engines.graphed.decoder import Unsupported
             from grpo.language.engines.graphed.machine import Machine
+            from grpo.language.layout import Unsupported
         except ImportError as reason:
             self._without_graphs(str(reason))
             return None

@@ -6,7 +6,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from grpo.language import head_kernels
+from grpo.language import head_kernels, layer_kernels
 from grpo.language.engines.graphed import choosing, kernels
 
 FLOATS = {"scale", "softcap", "eps", "temperature", "penalty", "top_p", "min_p"}
@@ -14,11 +14,12 @@ TYPES = {
     "state_ptr": "*i32", "table_ptr": "*i32", "made_ptr": "*i32", "ended_ptr": "*i32", "eos_ptr": "*i32",
     "floor_ptr": "*i32", "page_ptr": "*i64", "offset_ptr": "*i64", "seen_ptr": "*i8", "uniform_ptr": "*fp64",
     **dict.fromkeys(
-        ("partial_ptr", "shared_ptr", "cos_ptr", "sin_ptr", "summary_ptr", "logp_ptr", "kept_ptr"), "*fp32"
+        ("partial_ptr", "shared_ptr", "cos_ptr", "sin_ptr", "summary_ptr", "logp_ptr", "kept_ptr", "sums_ptr"), "*fp32"
     ),
 }  # fmt: skip
 HEADS = {"KV_HEADS": 8, "HD": 128, "HALF_P": 64, "PAGE": 32}
 ATTENTION = HEADS | {"GROUP": 2, "BLOCK": 64, "ROPE": True, "NORM": True}
+TURNED = {"HEADS": 9, "KV_HEADS": 3, "HD": 64, "HALF": 32, "HEADS_P": 16, "KV_HEADS_P": 4, "HALF_P": 32}
 PLAIN, ODD = {"SOFTCAP": False, "WINDOW": False}, {"SOFTCAP": True, "WINDOW": True}
 CASES = [
     (kernels._attend, ATTENTION | PLAIN | {"GROUP_P": 16, "SPLITS": 1, "SHARED": 0, "EXACT": False}),
@@ -29,6 +30,12 @@ CASES = [
     (kernels._place, HEADS | {"HEADS": 16, "HEADS_P": 16, "KV_HEADS_P": 8, "NORM": True}),
     (kernels._add_norm, {"D": 576, "D_P": 1024, "DELTA": True}),
     (kernels._gated, {"BLOCK": 1024, "GELU": True}),
+    (layer_kernels._norm, {"D": 576, "D_P": 1024}),
+    (layer_kernels._norm_back, {"D": 2048, "D_P": 2048, "AROUND": True}),
+    (layer_kernels._turn, TURNED | {"NORM": True}),
+    (layer_kernels._turn_back, TURNED | {"NORM": True, "V_P": 1024}),
+    (layer_kernels._turn_back, TURNED | {"NORM": False, "V_P": 1024}),
+    (layer_kernels._gate, {"BLOCK": 1024, "GELU": True, "BACK": True}),
     (choosing._floors, {"BLOCK": 2048, "PENALTY": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}),
     (choosing._summaries, {"BLOCK": 2048, "PENALTY": True, "FLOOR": True}),
     (choosing._draw, {"BLOCK": 2048, "BLOCKS_P": 32, "EOS_P": 2, "PENALTY": True, "FLOOR": True, "GREEDY": False}),

@@ -18,12 +18,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 from grpo.language.engines import Sampling, Tokens  # noqa: E402
 from grpo.language.engines.graphed import choosing, kernels, machine, rollout  # noqa: E402
 from grpo.language.engines.graphed.choosing import Outputs, choose  # noqa: E402
-from grpo.language.engines.graphed.decoder import FusedDecoder, ModuleDecoder, Unsupported, make_decoder  # noqa: E402
+from grpo.language.engines.graphed.decoder import FusedDecoder, ModuleDecoder, make_decoder  # noqa: E402
 from grpo.language.engines.graphed.kernels import Attention, attend  # noqa: E402
 from grpo.language.engines.graphed.machine import buckets, grown  # noqa: E402
 from grpo.language.engines.graphed.pages import Pages  # noqa: E402
 from grpo.language.engines.inline import InlineEngine  # noqa: E402
 from grpo.language.engines.sampling import draw, uniforms  # noqa: E402
+from grpo.language.layout import Unsupported  # noqa: E402
 from tests.unit.language.families import FAMILIES, FUSED, family  # noqa: E402
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer  # noqa: E402
 

@@ -140,7 +140,7 @@ def test_only_what_is_learned_gets_a_gradient(monkeypatch, learned):
     given[learned].requires_grad_()
     logp_M, _ = log_probs(given["hidden"], given["weight"], target, 1.0, bias_V=given["bias"])
     added, products = [], []
-    monkeypatch.setattr(head, "_add_product", lambda left, right, out: added.append(out))
+    monkeypatch.setattr(head, "added", lambda to, left, right, out: added.append(out))
     plain = head.product
     monkeypatch.setattr(head, "product", lambda *arguments: (products.append(1), plain(*arguments)))
     (logp_M * w).sum().backward()
@@ -199,12 +199,12 @@ def wide_products(monkeypatch):
     def product(left, right, out):
         out.copy_(left.float() @ right.float())
 
-    def add_product(left, right, out):
-        out += left.float() @ right.float()
+    def added(to, left, right, out):
+        return torch.add(to, left.float() @ right.float(), out=out)
 
     monkeypatch.setattr(head, "wide", lambda *arguments: True)
     monkeypatch.setattr(head, "product", product)
-    monkeypatch.setattr(head, "_add_product", add_product)
+    monkeypatch.setattr(head, "added", added)
 
 
 @pytest.mark.parametrize("tile", [None, 3])

@@ -28,6 +28,9 @@ def _scores(q, k, causal, scale):
 
 
 def plain_forward(q, k, v, at_q, at_k, causal, scale):
+    if q.dtype == torch.bfloat16:  # as the kernel does: sums in float32
+        out, lse, random = plain_forward(q.float(), k.float(), v.float(), at_q, at_k, causal, scale)
+        return out.bfloat16(), lse, random
     out, lse = torch.zeros_like(q), torch.full((q.shape[1], len(q)), -torch.inf, dtype=q.dtype)
     for (a, b), (c, d) in zip(_ranges(at_q), _ranges(at_k), strict=True):
         if a == b or c == d:
@@ -41,6 +44,9 @@ def plain_forward(q, k, v, at_q, at_k, causal, scale):
 
 def plain_backward(grad, q, k, v, out, lse, random, at_q, at_k, causal, scale):
     """By the kernel's own formula: weights from the given log-sum-exps, not from the scores at hand."""
+    if q.dtype == torch.bfloat16:
+        given = (x.float() for x in (grad, q, k, v, out))
+        return tuple(x.bfloat16() for x in plain_backward(*given, lse, random, at_q, at_k, causal, scale))
     dq, dk, dv, group = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v), q.shape[1] // k.shape[1]
     for (a, b), (c, d) in zip(_ranges(at_q), _ranges(at_k), strict=True):
         weight = (_scores(q[a:b], k[c:d], causal, scale) - lse[:, a:b, None]).exp()

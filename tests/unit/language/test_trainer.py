@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 import grpo.language
 from grpo.config import ConfigError
-from grpo.language import GRPOConfig, GRPOTrainer, vInference
+from grpo.language import GRPOConfig, GRPOTrainer, policy, vInference
 from grpo.language.reference import AdapterOff, FrozenAdapter, FrozenCopy
 from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
@@ -194,6 +194,50 @@ def test_a_step_is_the_same_however_its_passes_are_cut(folder, tmp_path, setting
     plain, other = weights({}), weights(settings)
     for name in plain:
         torch.testing.assert_close(other[name], plain[name], rtol=1e-3, atol=2e-5)
+
+
+def test_weights_in_bfloat16_learn_and_resume_exactly(folder, tmp_path):
+    def trained(steps, state=None):
+        trainer = make(folder, tmp_path, weights="bfloat16", learning_rate=1e-5)
+        if state is not None:
+            trainer.load_state(state)
+        for _ in range(steps):
+            trainer.step()
+        state, weights = trainer.state(), [p.detach().clone() for p in trainer.policy.parameters().values()]
+        trainer.source.close()
+        return state, weights
+
+    untouched = trained(0)[1]
+    state, some = trained(1)
+    assert all(p.dtype == torch.bfloat16 for p in some)
+    assert any(not torch.equal(a, b) for a, b in zip(untouched, some, strict=True))
+    whole, parts = trained(3)[1], trained(2, state)[1]
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+def test_torch_compile_is_for_the_update_alone_and_changes_no_number(folder, tmp_path, monkeypatch):
+    calls = []
+
+    def backend(graph, _):
+        calls.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(policy, "BACKEND", backend)
+
+    def weights(**more):
+        trainer = make(folder, tmp_path, **more)
+        trainer.source.policy.eval()
+        assert not any(module._compiled_call_impl for module in trainer.policy.model.modules())
+        trainer.step()
+        trainer.source.close()
+        return [p.detach().clone() for p in trainer.policy.parameters().values()]
+
+    plain = weights()
+    assert not calls
+    compiled = weights(torch_compile=True)
+    assert calls
+    for a, b in zip(compiled, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_rewards_overlap_generation_without_changing_anything(folder, tmp_path):

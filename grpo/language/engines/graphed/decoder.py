@@ -25,22 +25,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from grpo.language.engines.graphed.kernels import Attention, add_norm, attend, gated, place
 from grpo.language.engines.graphed.pages import PAGE, Pages
 from grpo.language.head import product, wide
+from grpo.language.layout import ODD, Layout, Norm, Parts, Unsupported, hooked
 from grpo.workers import line
 
 INTERFACE = "grpo_graphed"
-ACTIVATIONS = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
 SCORES = 1 << 27
 """Attention scores at a time, where they are written down at all."""
-ROTATIONS = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings that depend on the position alone."""
-
-
-ODD = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""How a model says that it is not what it looks like."""
-
-
-class Unsupported(Exception):
-    """Why a model cannot be decoded so, in a few words."""
 
 
 class Decoder(Protocol):
@@ -324,7 +314,7 @@ class Linears:
 
 def _unwrapped(module: Any) -> tuple[nn.Linear, tuple[Tensor, Tensor, float] | None]:
     """A linear layer and the adapter that is active on it."""
-    if _hooked(module):
+    if hooked(module):
         raise Unsupported("a hook watches it")
     if type(module) is nn.Linear:
         return module, None
@@ -342,27 +332,6 @@ def _unwrapped(module: Any) -> tuple[nn.Linear, tuple[Tensor, Tensor, float] | N
         return base, None
     name = active[0]
     return base, (module.lora_A[name].weight, module.lora_B[name].weight, float(module.scaling[name]))
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """RMSNorm."""
-
-    weight: Tensor
-    eps: float
-
-    @classmethod
-    def of(cls, module: Any) -> Norm:
-        """As transformers writes it."""
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        weight = getattr(module, "weight", None)
-        if not type(module).__name__.endswith("RMSNorm") or eps is None or weight is None or weight.ndim != 1:
-            raise Unsupported(f"it has a {type(module).__name__}")
-        return cls(weight.data, float(eps))
 
 
 @dataclass(frozen=True)
@@ -385,60 +354,30 @@ class FusedDecoder:
 
     def __init__(self, module: ModuleDecoder, positions: int) -> None:
         model: Any = module.model.get_base_model() if hasattr(module.model, "get_base_model") else module.model
-        body = getattr(model, "model", None)
-        if body is None or not _has(body, {"embed_tokens", "layers", "norm", "rotary_emb"}):
-            raise Unsupported(f"{type(model).__name__} is laid out in its own way")
-        act = getattr(model.config, "hidden_act", None)
-        if act not in ACTIVATIONS:
-            raise Unsupported(f"its activation is {act}")
-        self.gelu, self.dtype, self.vocabulary = ACTIVATIONS[act], module.dtype, module.vocabulary
+        layout = Layout.of(model)
+        self.gelu, self.dtype, self.vocabulary = layout.gelu, module.dtype, module.vocabulary
         self.layers: Sequence[Attention] = module.layers
-        if type(body.embed_tokens) is not nn.Embedding:
-            raise Unsupported(f"it has a {type(body.embed_tokens).__name__}")
-        self.embedding = body.embed_tokens.weight.data
-        self.blocks = [self._layer(layer, how) for layer, how in zip(body.layers, self.layers, strict=True)]
-        self.norm = Norm.of(body.norm)
-        self.head = Linears([model.lm_head], self.dtype)
-        self.cos, self.sin = self._rotations(body.rotary_emb, positions)
+        self.embedding = layout.embedding.weight.data
+        self.blocks = [self._layer(parts, how) for parts, how in zip(layout.layers, self.layers, strict=True)]
+        self.norm = layout.norm
+        self.head = Linears([layout.head], self.dtype)
+        self.cos, self.sin = layout.rotations(torch.arange(positions, device=self.embedding.device))
         self.refresh()
 
-    def _layer(self, layer: Any, how: Attention) -> Layer:
-        attention, mlp, dtype = layer.self_attn, layer.mlp, self.dtype
-        if not _has(layer, {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}):
-            raise Unsupported("its layers are laid out in their own way")
-        names = {"q_proj", "k_proj", "v_proj", "o_proj"}
-        normed = hasattr(attention, "q_norm")
-        if not _has(attention, names | ({"q_norm", "k_norm"} if normed else set())):
-            raise Unsupported("its attention is laid out in its own way")
-        if not _has(mlp, {"gate_proj", "up_proj", "down_proj"}, {"act_fn"}):
-            raise Unsupported("its MLP is laid out in its own way")
-        if how.head_dim % 2:
-            raise Unsupported("its heads have an odd width")
-        if not getattr(attention, "use_rope", True):
-            raise Unsupported("some of its layers do not rotate")
+    def _layer(self, parts: Parts, how: Attention) -> Layer:
+        norms = None
+        if parts.q_norm is not None and parts.k_norm is not None:
+            norms = parts.q_norm.weight.data, parts.k_norm.weight.data, parts.q_norm.eps
         return Layer(
             how,
-            Norm.of(layer.input_layernorm),
-            Linears([attention.q_proj, attention.k_proj, attention.v_proj], dtype),
-            (Norm.of(attention.q_norm).weight, Norm.of(attention.k_norm).weight, attention.q_norm.variance_epsilon)
-            if normed
-            else None,
-            Linears([attention.o_proj], dtype),
-            Norm.of(layer.post_attention_layernorm),
-            Linears([mlp.gate_proj, mlp.up_proj], dtype),
-            Linears([mlp.down_proj], dtype),
+            parts.before,
+            Linears([parts.q, parts.k, parts.v], self.dtype),
+            norms,
+            Linears([parts.out], self.dtype),
+            parts.between,
+            Linears([parts.gate, parts.up], self.dtype),
+            Linears([parts.down], self.dtype),
         )
-
-    def _rotations(self, rotary: Any, positions: int) -> tuple[Tensor, Tensor]:
-        """(positions, head_dim / 2) cosines and sines."""
-        if getattr(rotary, "rope_type", "default") not in ROTATIONS:
-            raise Unsupported(f"its rotary embedding is of the type {rotary.rope_type}")
-        at = torch.arange(positions, device=self.embedding.device)[None]
-        cos, sin = rotary(torch.zeros(1, 1, 1, device=at.device), at)
-        if cos.shape[-1] != self.layers[0].head_dim:
-            raise Unsupported("only part of its heads is rotated")
-        half = cos.shape[-1] // 2
-        return cos[0, :, :half].float().contiguous(), sin[0, :, :half].float().contiguous()
 
     def _linears(self) -> Iterator[Linears]:
         for block in self.blocks:
@@ -456,11 +395,11 @@ class FusedDecoder:
         """(M, D) what the head reads; `attention` gets q, k and v side by side."""
         hidden_MD, delta_MD = F.embedding(ids_M, self.embedding), None
         for number, layer in enumerate(self.blocks):
-            x_MD = add_norm(hidden_MD, delta_MD, layer.before.weight, layer.before.eps, self.dtype)
+            x_MD = add_norm(hidden_MD, delta_MD, layer.before.weight.data, layer.before.eps, self.dtype)
             x_MD = layer.out(attention(number, layer, layer.qkv(x_MD)))
-            x_MD = add_norm(hidden_MD, x_MD, layer.between.weight, layer.between.eps, self.dtype)
+            x_MD = add_norm(hidden_MD, x_MD, layer.between.weight.data, layer.between.eps, self.dtype)
             delta_MD = layer.down(gated(layer.gate_up(x_MD), self.gelu))
-        return add_norm(hidden_MD, delta_MD, self.norm.weight, self.norm.eps, self.dtype)
+        return add_norm(hidden_MD, delta_MD, self.norm.weight.data, self.norm.eps, self.dtype)
 
     def step(self, state_FS: Tensor, table_SP: Tensor, pages: Pages, together: bool = False) -> Tensor:
         """(S, V) logits behind each slot's token."""
@@ -486,11 +425,6 @@ class FusedDecoder:
             return causal(q, k, v, layer.how).reshape(rows * steps, -1)
 
         self.body(ids_PT.flatten(), attention)
-
-
-def _has(module: nn.Module, names: set[str], perhaps: frozenset[str] | set[str] = frozenset()) -> bool:
-    found = {name for name, _ in module.named_children()}
-    return names <= found <= names | perhaps and not _hooked(module)
 
 
 # --- which one ------------------------------------------------------------------------------------------------------

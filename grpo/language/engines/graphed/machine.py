@@ -17,9 +17,10 @@ from torch import Tensor
 
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.graphed.choosing import Outputs, choose
-from grpo.language.engines.graphed.decoder import Decoder, ModuleDecoder, Unsupported, make_decoder
+from grpo.language.engines.graphed.decoder import Decoder, ModuleDecoder, make_decoder
 from grpo.language.engines.graphed.kernels import FIELDS, LIVE
 from grpo.language.engines.graphed.pages import Pages, size_of
+from grpo.language.layout import Unsupported
 from grpo.workers import line
 
 READ_CAPTURED = 8192
@@ -148,6 +149,8 @@ class Machine:
             raise
         except RuntimeError as error:
             raise Unsupported(f"it cannot be captured ({line(error)})") from error
+        finally:
+            self._drop()
 
     def _weights(self) -> Any:
         """Where the weights lie and how they are computed with."""
@@ -165,12 +168,12 @@ class Machine:
         count = self._count(self.decoder, need)
         if pages is None or pages.count < count:
             pages = self.pages = None  # before the new ones are made
-            self._graphs.clear()
+            self._drop()
             pages = self._allocated(self.decoder, count, need.table)
             self.counts.allocations += 1
         if buffers is None or any(have < want for have, want in zip(buffers.shape, need.shape, strict=True)):
             shape = need.shape if buffers is None else tuple(map(max, buffers.shape, need.shape))
-            self._graphs.clear()
+            self._drop()
             buffers = Buffers.of(shape, self.tokens.eos, self.decoder.vocabulary, self.device)
         self.pages, self.buffers = pages, buffers
         return self.decoder, pages, buffers
@@ -217,8 +220,13 @@ class Machine:
 
     def release(self) -> None:
         """Let go of keys, values and graphs; the next rollout makes them again."""
+        self._drop()
+        self.pages = self.buffers = None
+
+    def _drop(self) -> None:
+        """The graphs, with their memory: none may be captured into what the last of them has left."""
         self._graphs.clear()
-        self._graph_pool = self.pages = self.buffers = None
+        self._graph_pool = None
 
     def make_room(self) -> bool:
         """Let go, now and from now on after every rollout, for training needs the memory; whether there was any."""

@@ -1,0 +1,88 @@
+"""AdamW with random rounding: torch's own where nothing is rounded, and on average where everything is."""
+
+import copy
+
+import pytest
+import torch
+
+from grpo.config import ConfigError
+from grpo.language import GRPOConfig
+from grpo.language.optimizer import RoundedAdamW, rounded
+
+HOW = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+
+
+def moved(make, weights, steps=5):
+    parameters = [torch.nn.Parameter(w.clone()) for w in weights]
+    optimizer = make(parameters)
+    random = torch.Generator().manual_seed(3)
+    for _ in range(steps):
+        for p in parameters:
+            p.grad = torch.randn(p.shape, generator=random).to(p.dtype)
+        optimizer.step()
+    return parameters, optimizer
+
+
+def test_it_is_adamw_where_weights_are_float32():
+    weights = [torch.randn(7, 3), torch.randn(5)]
+    mine, _ = moved(lambda p: RoundedAdamW(p, **HOW), weights)
+    theirs, _ = moved(lambda p: torch.optim.AdamW(p, **HOW), weights)
+    for a, b in zip(mine, theirs, strict=True):
+        assert torch.allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_rounding_is_right_on_average_and_to_a_neighbour():
+    x = torch.tensor([1.0, 1.001, -3.14159, 1e-30, 0.0, 255.3]).repeat(20_000, 1)
+    found = rounded(x, torch.Generator().manual_seed(0)).float()
+    gap = x.abs().log2().floor().exp2() / 128  # between neighbours in bfloat16
+    gap[x == 0] = 0.0
+    assert bool(((found - x).abs() < gap + 1e-45).all())
+    error = (found.double().mean(0) - x[0].double()).abs()
+    assert bool((error <= 5 * gap[0] / 20_000**0.5).all())
+    odd = torch.tensor([float("inf"), float("-inf"), float("nan")])
+    assert torch.equal(rounded(odd, torch.Generator()).float().nan_to_num(7.0), odd.nan_to_num(7.0))
+
+
+def test_small_steps_are_not_lost_in_bfloat16():
+    weights = [torch.ones(4096, dtype=torch.bfloat16)]
+
+    def pushed(make):
+        parameters = [torch.nn.Parameter(weights[0].clone())]
+        optimizer = make(parameters)
+        for _ in range(100):
+            parameters[0].grad = torch.ones_like(parameters[0])
+            optimizer.step()
+            return float(parameters[0].detach().double().mean())
+
+    assert pushed(lambda p: torch.optim.AdamW(p, lr=1e-5, weight_decay=0.0)) == 1.0  # rounded away, each of them
+    assert pushed(lambda p: RoundedAdamW(p, lr=1e-5)) == pytest.approx(1.0 - 100 * 1e-5, abs=2e-4)
+
+
+def test_going_on_from_a_saved_state_is_exact():
+    weights = [torch.randn(9, 4).bfloat16(), torch.randn(3).bfloat16()]
+    parameters, optimizer = moved(lambda p: RoundedAdamW(p, seed=5, **HOW), weights)
+    saved, kept = copy.deepcopy(optimizer.state_dict()), [p.detach().clone() for p in parameters]
+    again = [torch.nn.Parameter(w) for w in kept]
+    other = RoundedAdamW(again, seed=5, **HOW)
+    other.load_state_dict(saved)
+    for p in other.state:
+        assert other.state[p]["exp_avg"].dtype == torch.float32
+    for mine, theirs in zip(parameters, again, strict=True):
+        mine.grad = theirs.grad = torch.full_like(mine, 0.3)
+    optimizer.step()
+    other.step()
+    assert all(torch.equal(a, b) for a, b in zip(parameters, again, strict=True))
+
+
+def test_other_seeds_round_otherwise():
+    weights = [torch.randn(64, 64).bfloat16()]
+    first, _ = moved(lambda p: RoundedAdamW(p, lr=1e-5, seed=0), weights, 1)
+    second, _ = moved(lambda p: RoundedAdamW(p, lr=1e-5, seed=1), weights, 1)
+    assert not torch.equal(first[0], second[0])
+
+
+def test_what_cannot_go_together_is_refused():
+    with pytest.raises(ConfigError, match="adapter"):
+        GRPOConfig(weights="bfloat16", lora_rank=4)
+    with pytest.raises(ConfigError, match="dtype=float32"):
+        GRPOConfig(weights="bfloat16", dtype="float32")
