@@ -394,6 +394,8 @@ def _model(config: LanguageConfig, model: Any, tokenizer: Any, adapter: bool) ->
 
 def _autocast(config: LanguageConfig, model: Any, given: Any) -> torch.dtype | None:
     """Lower precision for products, where float32 weights are trained and it was asked for."""
+    if config.weights == "bfloat16" and any(p.requires_grad and p.dtype != torch.bfloat16 for p in model.parameters()):
+        raise ConfigError("weights=bfloat16: the model that was given has others; load it with dtype=torch.bfloat16")
     if given is not None and not isinstance(given, str):
         low = [p for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
         if low and "dtype" not in config.model_fields_set and config.weights == "float32":

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 ROWS = [{"prompt": f"What is {a}+{a}?", "answer": str(a + a)} for a in range(6)]
 
 
-def make(**settings) -> GRPOTrainer:
+def make(model=None, **settings) -> GRPOTrainer:
     config = GRPOConfig(
         num_generations=4,
         prompts_per_step=4,
@@ -26,7 +26,7 @@ def make(**settings) -> GRPOTrainer:
         device="cuda",
         **settings,
     )
-    model = tiny_model()
+    model = tiny_model() if model is None else model
     return GRPOTrainer(model, digits, config, train_dataset=ROWS, processing_class=tiny_tokenizer())
 
 

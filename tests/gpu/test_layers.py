@@ -11,6 +11,7 @@ from grpo.language.policy import Scorer
 from tests.gpu.test_language import make
 from tests.unit.language.families import FUSED, family
 from tests.unit.language.test_segments import samples
+from tests.unit.language.tiny import tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -86,6 +87,16 @@ def test_out_of_memory_halves_the_passes_and_leaves_the_gradient(monkeypatch):
     (whole, plain), (halved, other) = weights(False), weights(True)
     assert "microbatch_halvings" not in whole and halved["microbatch_halvings"] == 1
     assert relative(other.double(), plain.double()) < 1e-3
+
+
+def test_weights_in_bfloat16_are_updated_by_hand_and_move():
+    trainer = make(tiny_model().bfloat16(), weights="bfloat16")
+    assert trainer.policy.scorer.by_hand and trainer.policy.scorer.packing == "segments"
+    before = torch.cat([p.detach().flatten() for p in trainer.policy.parameters().values()])
+    assert trainer.step()["updates"] == 1
+    after = torch.cat([p.detach().flatten() for p in trainer.policy.parameters().values()])
+    assert after.dtype == torch.bfloat16 and bool(torch.isfinite(after).all()) and not torch.equal(before, after)
+    trainer.source.close()
 
 
 def test_three_hundred_steps_take_no_more_memory():

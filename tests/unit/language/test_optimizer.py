@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.language import GRPOConfig
+from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.optimizer import RoundedAdamW, rounded
+from tests.unit.language.functions import digits
+from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
 HOW = {"lr": 1e-2, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 
@@ -52,7 +54,7 @@ def test_small_steps_are_not_lost_in_bfloat16():
         for _ in range(100):
             parameters[0].grad = torch.ones_like(parameters[0])
             optimizer.step()
-            return float(parameters[0].detach().double().mean())
+        return float(parameters[0].detach().double().mean())
 
     assert pushed(lambda p: torch.optim.AdamW(p, lr=1e-5, weight_decay=0.0)) == 1.0  # rounded away, each of them
     assert pushed(lambda p: RoundedAdamW(p, lr=1e-5)) == pytest.approx(1.0 - 100 * 1e-5, abs=2e-4)
@@ -86,3 +88,9 @@ def test_what_cannot_go_together_is_refused():
         GRPOConfig(weights="bfloat16", lora_rank=4)
     with pytest.raises(ConfigError, match="dtype=float32"):
         GRPOConfig(weights="bfloat16", dtype="float32")
+
+
+def test_a_model_of_float32_is_not_taken_for_one_of_bfloat16():
+    args = GRPOConfig(weights="bfloat16", preflight=False)
+    with pytest.raises(ConfigError, match="load it with dtype"):
+        GRPOTrainer(tiny_model(), digits, args, train_dataset=[{"prompt": "1"}], processing_class=tiny_tokenizer())
