@@ -86,6 +86,7 @@ TASKS = {
             ("dataset", "give --dataset with a file or a hub id, or name a data file first"),
         ),
     ),
+    "worldmodel": Task("grpo.worldmodel", "WorldModelConfig", extra="worldmodel"),
 }
 
 
@@ -179,6 +180,8 @@ def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False
     if hasattr(config, "run"):  # a room whose trainer writes models of its own wants to know where, and their name
         config = config.but(output_dir=str(folder.path), run_name=resolved.name)
     trainer: Any = TASKS[resolved.task].trainer(config)
+    if hasattr(trainer.source, "folder"):  # a room that remembers more than memory holds
+        trainer.source.folder = folder.path
     try:
         evaluate: Callable[[int], Any] | None = getattr(trainer.source, "evaluate", None)
         if how.evaluate_every is not None and evaluate is None:

@@ -26,6 +26,9 @@ ALGORITHM_DIALECT = "rlinf"
 
 DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
 
+OF_THE_TASK = ("train_ratio", "envs")
+"""Words that DreamerV3 writes into its run block; here they are settings of the task."""
+
 OF_THE_DATA = ("dataset_config", "dataset_split", "eval_dataset", "eval_split")
 """Where a data set keeps its rows: what a preset says of that does not hold for another data set."""
 
@@ -190,6 +193,8 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
     for name, block in (("run", run), ("algorithm", algorithm)):
         if not isinstance(block, dict):
             raise ConfigError(f"{origin}: {name} must be a block of `key: value`, found {block!r}")
+    raw |= {key: value for key, value in run.items() if key in OF_THE_TASK}
+    run = {key: value for key, value in run.items() if key not in OF_THE_TASK}
     try:
         rest, loose, done = translate_run(raw)
         unknown, inside, more = translate_run(run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from grpo.dialects.embodied import EMBODIED
 from grpo.dialects.spelling import Settings, Spelling, choice, truth
 from grpo.dialects.trl import TRL
 
@@ -96,6 +97,26 @@ COMMON = (
 )
 """Words with one meaning."""
 
+_script = choice({"train_grpo": {}, "train": {}})
+_platforms = {"metal": "mps", "mps": "mps", "cuda": "cuda", "gpu": "cuda", "cpu": "cpu", "auto": "auto"}
+
+
+def _jax(block: Any) -> Settings:
+    """`jax: {platform: …}`: where to compute. Nothing of JAX is needed for it."""
+    if not isinstance(block, Mapping) or set(block) != {"platform"}:
+        raise ValueError(f"of this block only platform is known, got {block!r}")
+    return choice({name: {"device": ours} for name, ours in _platforms.items()})(block["platform"])
+
+
+DREAMER = (
+    Spelling("script", "", "train; here a command: grpo train. train_grpo and train are accepted", _script),
+    Spelling("jax", "device", "platform cuda: cuda, metal (mps here) or cpu, of torch; jax-metal is not needed", _jax),
+    Spelling("imag_length", "horizon", "15; ours 32"),
+    Spelling("replay_size", "replay_capacity", "5e6; ours 200,000 steps"),
+    Spelling("actent", "entropy_coef", "3e-4"),
+)
+"""DreamerV3's own words. Its run.train_ratio and run.envs are read as settings of the task."""
+
 SYSTEMS: dict[str, tuple[Spelling, ...]] = {
     "grpo": (
         Spelling("batch_size", "groups_per_minibatch", "1024 states an optimiser step; ours: all that were given"),
@@ -125,11 +146,16 @@ SYSTEMS: dict[str, tuple[Spelling, ...]] = {
         ),
         Spelling(
             "adv_type",
-            "baseline, scale",
+            "credit, baseline, scale",
             "grpo",
             choice(
                 {
-                    "grpo": {"baseline": "group_mean", "scale": "group_std", "scale_eps": 1e-6},
+                    "grpo": {
+                        "credit": "trajectory",
+                        "baseline": "group_mean",
+                        "scale": "group_std",
+                        "scale_eps": 1e-6,
+                    },
                     "raw": {"baseline": "none", "scale": "none"},
                 }
             ),
@@ -152,10 +178,12 @@ SYSTEMS: dict[str, tuple[Spelling, ...]] = {
             "false; true: token mean over the global batch, which ours always is",
             lambda value: {"reduction": "token_mean"} if truth(value) else {},
         ),
+        Spelling("kl_penalty", "kl_estimator", "kl", _kl_estimator),
+        *EMBODIED,
     ),
     "tutorial": (Spelling("batch_size", "decisions_per_minibatch", "32 decisions"),),
     "trl": TRL,
-    "dreamer": (),
+    "dreamer": DREAMER,
     OWN: (),
 }
 """Words that mean something else elsewhere, by system."""

@@ -46,6 +46,7 @@ _ROBOTS = ("Fetch", "Hand", "AntMaze", "PointMaze", "AdroitHand", "FrankaKitchen
 PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
     ("ALE/",): ("ale_py", "ale-py"),
+    ("dm_control/",): ("shimmy", "'shimmy[dm-control]' 'mujoco<4'"),
     _ROBOTS: ("gymnasium_robotics", "gymnasium-robotics"),
 }
 """How ids begin → the module that registers them, and what to install for it."""
@@ -95,7 +96,9 @@ class EnvFactory:
             raise EnvError(f"{self.name}: {line(error)}; pip install 'anygrpo[control]'") from error
         except Exception as error:  # anything an environment may raise
             given = f" with {options}" if options else ""
-            raise EnvError(f"{self.name} cannot be made{given}: {line(error)}") from error
+            package = next((name for start, (_, name) in PACKAGES.items() if self.name.startswith(start)), None)
+            remedy = f"; if that is no fault of its own: pip install {package}" if package else ""
+            raise EnvError(f"{self.name} cannot be made{given}: {line(error)}{remedy}") from error
         if not isinstance(env, gym.Env):
             made = type(env).__qualname__
             raise EnvError(

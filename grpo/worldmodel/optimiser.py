@@ -7,7 +7,7 @@ norm, so one number serves all sizes and losses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -93,3 +93,31 @@ class LaProp(torch.optim.Optimizer):
 def _unbiased(beta: float, count: Tensor) -> Tensor:
     """1 − β^count, without the loss of digits that subtraction brings."""
     return -torch.expm1(count * math.log(beta))
+
+
+# --- what a checkpoint keeps ----------------------------------------------------------------------------------------
+
+
+def moments(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimiser's numbers as `place of the parameter/name`."""
+    state = optimiser.state_dict()["state"]
+    return {f"{index}/{key}": x for index, entry in state.items() for key, x in entry.items()}
+
+
+def load_moments(optimiser: torch.optim.Optimizer, names: Iterable[str], kept: Mapping[str, Tensor]) -> None:
+    """Go on with these numbers, which must be all of them."""
+    differ = sorted(set(kept) ^ set(names))
+    if differ:
+        raise ValueError(f"the saved optimiser is not whole: {', '.join(differ[:3])}")
+    whole = optimiser.state_dict()
+    whole["state"] = {}
+    for name, x in kept.items():
+        index, _, key = name.partition("/")
+        whole["state"].setdefault(int(index), {})[key] = x.clone()
+    optimiser.load_state_dict(whole)
+
+
+def part(arrays: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
+    """The arrays whose names begin with `kind/`, as tensors, under the rest of their names."""
+    own = {name: x for name, x in arrays.items() if name.startswith(f"{kind}/")}
+    return {name.removeprefix(f"{kind}/"): torch.as_tensor(x) for name, x in own.items()}

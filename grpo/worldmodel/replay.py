@@ -655,8 +655,11 @@ class Replay:
 
     def _gathered(self, block: np.ndarray, chunks: list[_Chunk]) -> np.ndarray:
         """The records of these chunks one after the other, as bytes."""
-        parts = [block[self._rows_of(c.slot)][: self._count(c)] for c in chunks if c.slot is not None]
-        return np.concatenate([block[:0], *parts]).view(np.uint8).reshape(-1, block.itemsize)
+        bytes_MI = block.view(np.uint8).reshape(
+            -1, block.itemsize
+        )  # what pads a record is copied too: equal stays equal
+        parts = [bytes_MI[self._rows_of(c.slot)][: self._count(c)] for c in chunks if c.slot is not None]
+        return np.concatenate([bytes_MI[:0], *parts])
 
     def _scatter(self, block: np.ndarray, chunks: list[_Chunk], rows: np.ndarray) -> None:
         at, records = 0, np.ascontiguousarray(rows).reshape(-1).view(block.dtype)

@@ -43,6 +43,7 @@ class Size:
 
 
 SIZES = {
+    "0.5m": Size(deter=256, hidden=64, classes=4, depth=4, units=64),
     "1m": Size(deter=512, hidden=64, classes=4, depth=4, units=64),
     "4m": Size(deter=1280, hidden=160, classes=10, depth=10, units=160),
     "12m": Size(deter=2048, hidden=256, classes=16, depth=16, units=256),

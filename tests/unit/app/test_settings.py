@@ -93,7 +93,7 @@ def test_lists_can_be_given_as_flags():
 
 
 def test_no_task_lists_the_tasks():
-    with pytest.raises(ConfigError, match="no task was named; give one of bandit, control, language first"):
+    with pytest.raises(ConfigError, match="no task was named; give one of bandit, control, language, worldmodel first"):
         resolved("rlinf_math")
 
 

@@ -180,5 +180,5 @@ def test_sizes_grow_and_an_unknown_one_is_refused():
         pairs = zip(dataclasses.astuple(wide), dataclasses.astuple(narrow), strict=True)
         assert all(a >= b for a, b in pairs) and wide.deter > narrow.deter
     assert size_of(TINY) is TINY and size_of("1m").deter == 512
-    with pytest.raises(ConfigError, match="size='2m' is not one of 1m, 4m, 12m, 25m, 50m"):
+    with pytest.raises(ConfigError, match=r"size='2m' is not one of 0\.5m, 1m, 4m, 12m, 25m, 50m"):
         size_of("2m")

@@ -1,0 +1,204 @@
+"""The world-model room's settings: the algorithm's with the environment's, the model's and imagination's own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from grpo.config import ConfigError, GRPOConfig
+from grpo.worldmodel.rssm import SIZES
+
+GAMMA = 0.997
+"""Discount of a step where none is given: a horizon of about 333."""
+HOUSE = "control"
+"""The recipe that the room's own defaults belong to; any other is taken as it is."""
+ACTORS: dict[str, dict[str, Any]] = {
+    "group": {"entropy_coef": 1e-3},
+    "bootstrap": {"scale": "none", "entropy_coef": 3e-4},
+    "critic": {"scale": "none", "entropy_coef": 3e-4},
+}
+"""What each actor changes in that recipe. Scale none: returns come divided by their own range, see `return_scale`."""
+CRITIC = {"credit": "reward_to_go", "baseline": "given"}
+"""What a critic means, in any recipe."""
+
+
+class WorldModelConfig(GRPOConfig):
+    """The algorithm's settings with those of environments, world model and imagination."""
+
+    # --- the environment
+    env: str = "CartPole-v1"
+    """A registered id, or module:Name of an environment class or factory; a path/to/file.py:Name works too."""
+    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment."""
+    max_episode_steps: int | None = Field(default=None, ge=1)
+    """Time limit of an episode; None: the environment's own, or 1000 where it has none."""
+    vector: Literal["auto", "classic", "vector", "envpool", "serial", "processes"] = "auto"
+    """How copies are stepped: our own vectorised ones, the environment's vector form, EnvPool, one after the other, or
+    in killable processes. auto: the first that applies; environments of your own run in processes."""
+    envs: int = Field(default=4, ge=1)
+    """Copies that play at a time."""
+    workers: int | None = Field(default=None, ge=1)
+    """Processes, for vector=processes; None: one a core."""
+    env_timeout: float = Field(default=30.0, gt=0)
+    """Seconds a process may take for one step before it is killed and the episode given up."""
+    pixels: bool = False
+    """See the environment's own drawing of itself instead of its observations."""
+    image_size: int = Field(default=64, ge=16, multiple_of=16)
+    """Height and width that pictures are brought to."""
+
+    # --- the world model
+    size: str = "1m"
+    """How large the model and the actor are: 0.5m, 1m, 4m, 12m, 25m, 50m."""
+    model_learning_rate: float = Field(default=1e-3, gt=0)
+    """Of the world model's LaProp; 4e-5 is published for sizes from 12m on and long runs."""
+    model_warmup: int = Field(default=100, ge=0)
+    """Updates over which that rate rises from 0."""
+    batch_size: int = Field(default=16, ge=1)
+    """Replayed sequences in one update of the world model."""
+    batch_length: int = Field(default=32, ge=2)
+    """Steps of one of them."""
+    train_ratio: float = Field(default=128.0, ge=0)
+    """Replayed steps for each step of the environment; 0: the model stays as it is."""
+    pretrain: int = Field(default=100, ge=0)
+    """Updates of the world model before the first imagined future."""
+
+    # --- what was seen
+    prefill: int = Field(default=500, ge=1)
+    """Environment steps before anything is learned."""
+    steps_per_collect: int = Field(default=16, ge=1)
+    """Environment steps between two batches of imagined futures, over all copies."""
+    replay_capacity: int = Field(default=200_000, ge=1)
+    """Steps that are remembered."""
+    replay_memory: int | None = Field(default=None, ge=1)
+    """Those of them that are kept in memory where the run has a folder for the rest; None: all."""
+
+    # --- imagination
+    horizon: int = Field(default=32, ge=1)
+    """Steps of an imagined future."""
+    actor: Literal["group", "bootstrap", "critic"] = "group"
+    """What a future is judged by: the others of its group · the same, with a learned value of where each ends · a
+    learned critic, as DreamerV3 does."""
+    return_scale: Literal["percentile", "none"] = "percentile"
+    """Divide imagined returns by the range between their 5th and 95th percentile, if that is above 1; used where the
+    recipe does not scale by itself (scale=none)."""
+    critic_learning_rate: float = Field(default=1e-3, gt=0)
+    """For actor=critic and bootstrap."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """For actor=critic: how far imagined rewards reach before the critic is believed."""
+    slow_rate: float = Field(default=0.02, gt=0, le=1)
+    """For actor=critic and bootstrap: share of the critic that its slow copy takes over at each update."""
+
+    # --- the actor
+    actor_layers: int = Field(default=3, ge=1)
+    """Hidden layers; their width goes with `size`."""
+    action_head: Literal["auto", "gaussian", "squashed"] = "auto"
+    """How continuous actions are drawn: Gaussian and clipped, or Gaussian and squashed. auto: the first."""
+    log_std: FiniteFloat = -0.5
+    """Where the logarithm of a Gaussian's standard deviation starts; ±1 are the action's bounds."""
+
+    # --- fine-tuning
+    init_from: str | None = None
+    """A run folder whose world model and actor this one begins with."""
+    adapter_rank: int = Field(default=0, ge=0)
+    """Train low-rank adapters of this rank on the dense layers and leave everything else as it is; 0: no adapters."""
+    adapt: Literal["actor", "both"] = "both"
+    """What gets adapters: the actor alone, whose world then stays as it is, or the world model too."""
+
+    # --- evaluation
+    eval_episodes: int = Field(default=20, ge=1)
+    """Episodes of one evaluation, on starts that training never uses."""
+    eval_greedy: bool = True
+    """Evaluate the most likely actions rather than drawn ones."""
+    video: bool = True
+    """Leave films in the run folder: an episode of the best policy, where the environment can be drawn, and what the
+    world model predicted."""
+    films: bool = True
+    """Show what the world model predicts of a replayed sequence, for `grpo view`: strips of pictures, or curves. At the
+    first kept step (`run.sample_every`) and then at every fourfold of it."""
+
+    # --- the algorithm
+    loss_type: str = HOUSE
+    """The recipe: a row of the table that `grpo presets --recipes` prints."""
+    group_size: int = Field(default=8, ge=2)
+    """Imagined futures from each start."""
+    groups_per_step: int = Field(default=32, ge=1)
+    """Starts in one step, drawn from what was replayed."""
+    learning_rate: float = Field(default=5e-4, gt=0)
+    """Of the actor's Adam."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Of that Adam."""
+    device: str = "auto"
+    """cpu, cuda or mps. auto: the first of cuda, mps, cpu."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        _check(self)
+
+    @property
+    def discount(self) -> float:
+        """What a step further away counts less; given as gamma."""
+        return float(self.recipe.get("gamma", GAMMA))
+
+    @property
+    def valued(self) -> bool:
+        """Whether a critic is learned."""
+        return self.actor != "group"
+
+    @property
+    def frozen_model(self) -> bool:
+        """Whether the world model stays as it is."""
+        return self.train_ratio == 0 or bool(self.adapter_rank and self.adapt == "actor")
+
+    def _columns(self) -> dict[str, Any]:
+        own = ACTORS[self.actor] if self.loss_type == HOUSE else {}
+        own = own | (CRITIC if self.actor == "critic" else {})
+        columns: dict[str, Any] = own | super()._columns()
+        if self.loss_type == "dr_grpo" or columns.get("reduction") == "fixed_length":
+            columns = {"length": float(self.horizon)} | columns
+        return columns | {"gamma": self.discount}
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings that were given and cannot change anything, each with what it would need."""
+        idle = super().idle
+        idle.pop("gamma", None)  # imagined rewards are discounted, whatever the credit
+        given = self.model_fields_set
+
+        def unless(used: bool, needs: str, *names: str) -> None:
+            idle.update({name: f"it needs {needs}" for name in names if name in given and not used})
+
+        unless(self.valued, "actor=critic or bootstrap", "critic_learning_rate", "slow_rate")
+        unless(self.actor == "critic", "actor=critic", "gae_lambda")
+        unless(self.algorithm.scale == "none", "scale=none", "return_scale")
+        unless(bool(self.adapter_rank), "adapter_rank", "adapt")
+        unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_warmup")
+        unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_learning_rate", "pretrain")
+        unless(self.vector in ("auto", "processes"), "vector=processes", "workers", "env_timeout")
+        return idle
+
+
+def _check(config: WorldModelConfig) -> None:
+    """What the room alone knows."""
+    if config.size not in SIZES:
+        raise ConfigError(f"size={config.size!r} is not one of {', '.join(SIZES)}")
+    recipe = config.algorithm
+    if recipe.baseline == "given" and config.actor != "critic":
+        raise ConfigError("baseline=given needs actor=critic")
+    if config.actor == "critic" and (recipe.baseline != "given" or recipe.credit != "reward_to_go"):
+        raise ConfigError("actor=critic brings its own baseline; leave baseline and credit out, or use actor=bootstrap")
+    if recipe.credit == "per_reward":
+        raise ConfigError("credit=per_reward needs several rewards, and a world model predicts one; leave it out")
+    exact = bool(recipe.beta) and recipe.kl_estimator == "exact"
+    if exact and (recipe.kl_to != "old" or recipe.kl_direction != "other_current"):
+        raise ConfigError(
+            "kl_estimator=exact is KL(old‖π) here: set kl_to=old and kl_direction=other_current, or use k3"
+        )
+    if config.adapter_rank and config.init_from is None:
+        raise ConfigError("adapter_rank leaves all other weights as they are; say with init_from whose they are")
+    if config.adapter_rank and config.ref_sync_steps is not None:
+        raise ConfigError("with adapters the reference is the agent without them, which cannot follow; leave "
+                          "ref_sync_steps out")  # fmt: skip
+    least = config.envs * (config.batch_length + 1)
+    if config.replay_capacity < max(2 * least, config.prefill):
+        raise ConfigError(f"replay_capacity={config.replay_capacity} is too small; at least {2 * least} and prefill")

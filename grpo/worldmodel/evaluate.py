@@ -1,0 +1,233 @@
+"""How good an agent is on starts that training never used, with confidence intervals; and films of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.make import EnvFactory
+from grpo.envs.serial import name_of
+from grpo.envs.spaces import put, stack, zeros
+from grpo.envs.video import can_show, record
+from grpo.run.seeding import derive
+from grpo.worldmodel.acting import EVALUATION, Eyes, episode_seed
+from grpo.worldmodel.learner import WorldModel
+from grpo.worldmodel.policy import ActorPolicy
+from grpo.worldmodel.views import View
+
+RESAMPLES = 2000
+MOST_ENVS = 64
+"""Copies that are evaluated at a time."""
+
+
+class World:
+    """How further copies of the environment are made; those for evaluation are kept."""
+
+    def __init__(self, single: EnvFactory | gym.Env[Any, Any], others: Callable[[int], Fleet]) -> None:
+        self.single = single
+        """One to look at."""
+        self._others = others
+        self._fleet: Fleet | None = None
+
+    def copies(self, count: int) -> Fleet:
+        """At least so many, apart from those that train."""
+        if self._fleet is None or self._fleet.size < count:
+            self.close()
+            self._fleet = self._others(count)
+        return self._fleet
+
+    def close(self) -> None:
+        """End them."""
+        if self._fleet is not None:
+            self._fleet.close()
+        self._fleet = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Whole episodes of an agent that does not learn meanwhile."""
+
+    return_E: np.ndarray
+    length_E: np.ndarray
+    success_E: np.ndarray
+    """NaN where the environment does not tell."""
+    failed: int = 0
+    why: str = ""
+    """What went wrong with the first that failed."""
+
+    def metrics(self) -> dict[str, float | None]:
+        """Means and spread, for a run's metrics."""
+        if not len(self.return_E):
+            return {"return": None, "failed": float(self.failed)}
+        known_E = self.success_E[~np.isnan(self.success_E)]
+        found: dict[str, float | None] = {
+            "return": float(self.return_E.mean()),
+            "return_std": float(self.return_E.std()),
+            "length": float(self.length_E.mean()),
+        }
+        found |= {"success": float(known_E.mean())} if len(known_E) else {}
+        return found | ({"failed": float(self.failed)} if self.failed else {})
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row a quantity: mean, 95 % interval of the mean, spread, extremes."""
+        if not len(self.return_E):
+            raise EnvError(f"all {self.failed} episodes failed{f': {self.why}' if self.why else ''}")
+        known_E = self.success_E[~np.isnan(self.success_E)]
+        rows = [_row("return", self.return_E), _row("length", self.length_E)]
+        return rows + ([_row("success", known_E)] if len(known_E) else [])
+
+
+def _row(name: str, value_E: np.ndarray) -> dict[str, Any]:
+    """Percentile bootstrap of the mean, the same every time."""
+    drawn = np.random.default_rng(0).integers(0, len(value_E), (RESAMPLES, len(value_E)))
+    low, high = np.percentile(value_E[drawn].mean(1), [2.5, 97.5])
+    spread = {"std": float(value_E.std()), "min": float(value_E.min()), "max": float(value_E.max())}
+    between = {"mean": float(value_E.mean()), "low": float(low), "high": float(high)}
+    return {"quantity": name, **between, **spread, "episodes": len(value_E)}
+
+
+def starts(seed: int, count: int) -> list[int]:
+    """Seeds of episodes that training never plays."""
+    return [episode_seed(seed, EVALUATION, number) for number in range(count)]
+
+
+def judge(
+    world: World, view: View, model: WorldModel, policy: ActorPolicy, episodes: int, greedy: bool, seed: int
+) -> Evaluation:
+    """Episodes side by side, in turns where there are more than copies."""
+    fleet = world.copies(min(episodes, MOST_ENVS))
+    seeds = starts(seed, episodes)
+    parts = [
+        _played(fleet, view, model, policy, seeds[at : at + fleet.size], greedy, derive(seed, at, "evaluate"))
+        for at in range(0, episodes, fleet.size)
+    ]
+    return Evaluation(
+        return_E=np.concatenate([played.return_E for played in parts]),
+        length_E=np.concatenate([played.length_E for played in parts]),
+        success_E=np.concatenate([played.success_E for played in parts]),
+        failed=sum(played.failed for played in parts),
+        why=next((played.why for played in parts if played.why), ""),
+    )
+
+
+def _played(
+    fleet: Fleet,
+    view: View,
+    model: WorldModel,
+    policy: ActorPolicy,
+    seeds: Sequence[int],
+    greedy: bool,
+    seed: int,
+) -> Evaluation:
+    count, players = len(seeds), Players(view, model, policy, len(seeds), greedy, seed)
+    errors: dict[int, str] = {}
+    total_E, length_E, success_E = np.zeros(count), np.zeros(count, np.int64), np.full(count, np.nan)
+    begun = fleet.reset(np.arange(count), seeds)
+    errors.update(begun.errors)
+    observation, live_E = begun.observation, np.array([at not in begun.errors for at in range(count)])
+    while live_E.any():
+        live = np.flatnonzero(live_E)
+        stepped = fleet.step(live, players.decide(observation)[live])
+        observation = zeros(fleet.observation_space, count)
+        put(observation, live, stepped.observation)
+        total_E[live] += stepped.reward_M
+        length_E[live] += 1
+        if stepped.success_M is not None:
+            success_E[live] = stepped.success_M
+        errors.update({int(live[at]): message for at, message in stepped.errors.items()})
+        live_E[live[stepped.terminated_M | stepped.truncated_M]] = False
+        live_E[list(errors)] = False
+    ok_E = np.array([at not in errors for at in range(count)])
+    return Evaluation(total_E[ok_E], length_E[ok_E], success_E[ok_E], len(errors), next(iter(errors.values()), ""))
+
+
+class Players:
+    """The agent in several episodes at once, from their first observation on."""
+
+    def __init__(self, view: View, model: WorldModel, policy: ActorPolicy, count: int, greedy: bool, seed: int) -> None:
+        self._policy, self._greedy = policy, greedy
+        self._eyes = Eyes(model, view, count)
+        self._code_LA = torch.zeros(count, policy.actions.width, device=policy.device)
+        self._first_L = np.ones(count, bool)
+        self._noise = torch.Generator().manual_seed(seed)
+        self._random = np.random.default_rng(seed)
+
+    @torch.no_grad()
+    def decide(self, observation: Any) -> np.ndarray:
+        """Actions for what all of them see."""
+        self._eyes.look(observation, self._code_LA, self._first_L, self._noise)
+        self._first_L = np.zeros_like(self._first_L)
+        out = self._policy.network(self._eyes.latent.flat).float().cpu().numpy()
+        head = self._policy.head
+        recorded = head.mode(out) if self._greedy else head.sample(out, self._random)[0]
+        self._code_LA = self._policy.actions.code(torch.from_numpy(np.asarray(recorded))).to(self._policy.device)
+        action: np.ndarray = head.to_env(recorded)
+        return action
+
+
+# --- one episode at a time, to look at ------------------------------------------------------------------------------
+
+
+def watch(
+    world: World,
+    view: View,
+    model: WorldModel,
+    policy: ActorPolicy,
+    episodes: int,
+    seed: int,
+    render: bool = False,
+    video: str | Path | None = None,
+) -> list[float]:
+    """Greedy episodes; `render`: in a window, or in a film where there is no display."""
+    window = render and can_show()
+    if render and not window and video is None:
+        video = Path("test.mp4")
+    mode = "human" if window else "rgb_array" if video is not None else None
+    shown = _rendered(world.single, mode)
+    players = Players(view, model, policy, 1, True, seed)
+
+    def act(observation: Any) -> Any:
+        return players.decide(stack([observation], shown.observation_space))[0]
+
+    class Afresh(gym.Wrapper[Any, Any, Any, Any]):
+        """Forgets the last episode when another begins."""
+
+        def reset(self, **options: Any) -> Any:
+            nonlocal players
+            players = Players(view, model, policy, 1, True, seed)
+            return self.env.reset(**options)
+
+    env, seeds = Afresh(shown), starts(seed, episodes)
+    try:
+        if video is not None and not window:
+            return list(record(env, act, episodes, seeds, video).returns)
+        return [_episode(env, act, start) for start in seeds]
+    finally:
+        if shown is not world.single:
+            shown.close()
+
+
+def _episode(env: gym.Env[Any, Any], act: Callable[[Any], Any], seed: int) -> float:
+    (observation, _), total, over = env.reset(seed=seed), 0.0, False
+    while not over:
+        observation, reward, terminated, truncated, _ = env.step(act(observation))
+        total, over = total + float(reward), bool(terminated or truncated)
+    return total
+
+
+def _rendered(env: EnvFactory | gym.Env[Any, Any], mode: str | None) -> gym.Env[Any, Any]:
+    """The environment in a render mode: the one that was given where it has it, else made again."""
+    if isinstance(env, EnvFactory):
+        return env.make(render_mode=mode)
+    if mode is None or env.render_mode == mode:
+        return env
+    if env.spec is None:
+        raise EnvError(f"{name_of(env)} was not made with gym.make, so it cannot be made again to draw it; pass an id")
+    return gym.make(env.spec, render_mode=mode)

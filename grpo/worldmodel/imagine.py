@@ -1,0 +1,131 @@
+"""Futures that never happened: G from each of P remembered states, H steps long, all at once and without gradients.
+
+    P latents ─► × G ─► actor ─► action ─► prior ─► next latents … H times ─► rewards and ends, for all steps at once
+
+Everything random is drawn before the loop from one generator, so the same futures can be had again. An imagined future
+does not stop where its episode would: it goes on and counts less, by the probability that it got there (`weight_NH`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from grpo.worldmodel.learner import WorldModel
+from grpo.worldmodel.policy import ActorPolicy
+from grpo.worldmodel.rssm import Latent
+
+RewardFn = Callable[["Futures"], Any]
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """N futures of H steps; a step's reward and continuation are those of the state it leads to."""
+
+    latent: Latent
+    """(N, H + 1): where each decision was made, and where the last one led."""
+    action_NH: Tensor
+    """(N, H, …), as the head records them."""
+    out_NHF: Tensor
+    """The actor's numbers for each decision."""
+    logp_NH: Tensor
+    reward_NH: Tensor
+    """As the reward head expects them."""
+    goes_on_NH: Tensor
+    """Probability that the episode does not end there."""
+    group: int
+
+    @property
+    def flat(self) -> Tensor:
+        """(N, H + 1, F): what heads read."""
+        return self.latent.flat
+
+    def weight_NH(self, gamma: float) -> Tensor:
+        """How much each decision counts: γ^t times the probability that the future got there."""
+        reached_NH = (gamma * self.goes_on_NH).cumprod(1)
+        return torch.cat([torch.ones_like(reached_NH[:, :1]), reached_NH[:, :-1]], 1)
+
+
+@torch.no_grad()
+def imagine(
+    model: WorldModel, policy: ActorPolicy, start: Latent, group: int, horizon: int, random: torch.Generator
+) -> Imagined:
+    """`group` futures from each of the P states in `start`, those of one state after each other."""
+    state = start.each(lambda x: x.repeat_interleave(group, 0))
+    count, stoch = state.stoch.shape[:2]
+    uniform_HNS = torch.rand(horizon, count, stoch, generator=random).to(state.deter)
+    noise_HN = policy.actions.noise((horizon, count), random, state.deter)
+    states, actions, outs = [state], [], []
+    with parametrize.cached():  # adapters are added up once, not at every step
+        for uniform_NS, noise_N in zip(uniform_HNS, noise_HN, strict=True):
+            out_NF = policy.network(state.flat)
+            action_N = policy.actions.draw(out_NF, noise_N)
+            state = model.rssm.imagine_step(state, policy.actions.code(action_N), uniform_NS)
+            states.append(state)
+            actions.append(action_N)
+            outs.append(out_NF)
+    latent = Latent(torch.stack([s.deter for s in states], 1), torch.stack([s.stoch for s in states], 1))
+    action_NH, out_NHF = torch.stack(actions, 1), torch.stack(outs, 1)
+    led_to = latent[:, 1:].flat
+    return Imagined(
+        latent=latent,
+        action_NH=action_NH,
+        out_NHF=out_NHF,
+        logp_NH=policy.head.logp(out_NHF, action_NH),
+        reward_NH=model.reward(led_to).mean,
+        goes_on_NH=model.goes_on(led_to).mean,
+        group=group,
+    )
+
+
+# --- rewards of your own --------------------------------------------------------------------------------------------
+
+
+class Futures(dict[str, Tensor]):
+    """A batch of imagined futures as a reward function gets it, every entry (N, H, …), about the states arrived in.
+
+    `action` (the model's code), `reward` and `continue` (as the model predicts them), `latent`; any of the
+    environment's observations (`vector`, `image`, …) is painted when it is asked for. Setting `rewards` overrides.
+    """
+
+    def __init__(self, imagined: Imagined, model: WorldModel, policy: ActorPolicy) -> None:
+        led_to = imagined.latent[:, 1:]
+        super().__init__(
+            action=policy.actions.code(imagined.action_NH),
+            reward=imagined.reward_NH,
+            latent=led_to.flat,
+        )
+        self["continue"] = imagined.goes_on_NH
+        self._led_to, self._model = led_to, model
+
+    def __missing__(self, key: str) -> Tensor:
+        if key not in self._model.shapes:
+            raise KeyError(f"a batch of futures has no {key!r}; it has {', '.join([*self, *self._model.shapes])}")
+        with torch.no_grad():
+            painted = self._model.decoder(self._led_to.deter, self._led_to.stoch)
+            self.update(self._model.decoder.observations(painted))
+        return self[key]
+
+
+def own_rewards(reward_fn: RewardFn, batch: Futures) -> Tensor:
+    """What a user's function pays: (N,) for whole futures, or (N, H) for each step."""
+    rows, steps = batch["reward"].shape
+    name = getattr(reward_fn, "__name__", type(reward_fn).__name__)
+    with torch.no_grad():
+        given = reward_fn(batch)
+    found = batch.get("rewards") if given is None else given
+    if found is None:
+        raise ValueError(f"{name}(batch) gave nothing; return rewards, or set batch['rewards']")
+    rewards = torch.as_tensor(found, dtype=torch.float32, device=batch["reward"].device)
+    if tuple(rewards.shape) not in ((rows,), (rows, steps)):
+        wanted = f"({rows},) for whole futures or ({rows}, {steps}) for their steps"
+        raise ValueError(f"{name}(batch) gave rewards of shape {tuple(rewards.shape)}; expected {wanted}")
+    if not torch.isfinite(rewards).all():
+        where = int((~torch.isfinite(rewards)).reshape(rows, -1).any(1).nonzero()[0, 0])
+        raise ValueError(f"{name}(batch) gave a reward that is NaN or infinite, first for future {where}")
+    return rewards

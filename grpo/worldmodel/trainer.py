@@ -1,0 +1,321 @@
+"""The front door for imagined futures: an environment, a horizon, and how many futures each remembered state gets.
+
+GRPOTrainer(env="CartPole-v1", group_size=8, horizon=16).train(env_steps=10_000)
+GRPOTrainer(env="CartPole-v1", reward_fn=upright).train(steps=500, folder="runs/upright")
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from grpo.config import ConfigError
+from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.heads import Head, make_head
+from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
+from grpo.models import moved
+from grpo.protocols import Reference
+from grpo.report import StepReport
+from grpo.run import checkpoint
+from grpo.run.budget import FailureBudget
+from grpo.run.folder import FolderError, RunFolder
+from grpo.run.progress import make_progress
+from grpo.run.session import SamplesFailed
+from grpo.trainer import GRPOTrainer as Trainer
+from grpo.worldmodel.adapters import adapt
+from grpo.worldmodel.config import WorldModelConfig
+from grpo.worldmodel.evaluate import Evaluation, World
+from grpo.worldmodel.imagine import RewardFn
+from grpo.worldmodel.learner import WorldModel
+from grpo.worldmodel.optimiser import part
+from grpo.worldmodel.policy import ActorPolicy, FrozenActor, WithoutAdapters, make_network
+from grpo.worldmodel.source import WorldModelSource
+from grpo.worldmodel.study import Study
+from grpo.worldmodel.views import DrawnFactory, View
+
+ENDLESS = 10**9
+SUITE = "dm_control/"
+"""How ids of the DeepMind control suite begin; shimmy makes Gymnasium environments of them."""
+Env = str | Callable[[], gym.Env[Any, Any]]
+
+
+class GRPOTrainer(Trainer):
+    """GRPO in imagination.
+
+    env: an id or a factory. reward_fn: your own rewards for imagined futures, `reward_fn(batch) -> (N,)` or (N, H);
+    see `grpo.worldmodel.imagine.Futures`. Settings: the fields of `WorldModelConfig`.
+    """
+
+    source: WorldModelSource
+    config: WorldModelConfig
+
+    def __init__(
+        self,
+        env: Env | None = None,
+        group_size: int | None = None,
+        horizon: int | None = None,
+        reward_fn: RewardFn | None = None,
+        *,
+        config: WorldModelConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        given = {name: x for name, x in (("group_size", group_size), ("horizon", horizon)) if x is not None} | settings
+        if config is not None and given:
+            raise TypeError(f"give config or single settings, not both: {', '.join(given)}")
+        if config is not None and isinstance(env, str) and env != config.env:
+            raise TypeError(f"config says env={config.env}; leave env={env} out, or change the config")
+        if isinstance(env, gym.Env):
+            raise TypeError(
+                "several copies are played at a time: pass the environment's id, or a function that makes it"
+            )
+        if config is None:
+            named = {} if env is None else {"env": env if isinstance(env, str) else _name(env)}
+            config = WorldModelConfig(_dialect="dreamer", **named | given)
+        fleet, world = _world(config, config.env if env is None or isinstance(env, str) else env)
+        try:
+            policy, study, view = _agent(config, fleet)
+        except BaseException:
+            fleet.close()
+            raise
+        source = WorldModelSource(policy, study, fleet, view, world, config, reward_fn)
+        tensors = [p for p in policy.parameters().values() if p.requires_grad]
+        optimizer = torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
+        super().__init__(config, policy, _reference(config, policy), optimizer=optimizer, source=source)
+
+    def train(  # type: ignore[override]  # states are the replay's own
+        self,
+        steps: int | None = None,
+        *,
+        env_steps: int | None = None,
+        stop_at: float | None = None,
+        evaluate_every: int | None = None,
+        folder: str | Path | None = None,
+        trackers: Sequence[Any] = (),
+        project: str | None = None,
+        callbacks: Sequence[Callable[[StepReport], Any]] = (),
+        progress: str | None = "auto",
+    ) -> list[StepReport]:
+        """So many steps, or until the environment made `env_steps`, or the greedy return reaches `stop_at`.
+
+        The return is looked at every `evaluate_every` steps (50). With `folder` or `trackers` everything a run leaves
+        goes there; a folder that already holds checkpoints is resumed.
+        """
+        if steps is None and env_steps is None and stop_at is None:
+            raise ValueError("train() needs steps, env_steps or stop_at")
+        if (steps is not None and steps < 1) or (evaluate_every is not None and evaluate_every < 1):
+            raise ValueError(
+                f"train() needs at least one step, and one between evaluations; got {steps}, {evaluate_every}"
+            )
+        every = evaluate_every or (50 if stop_at is not None or folder is not None or trackers else None)
+        reports: list[StepReport] = []
+
+        def enough(report: StepReport) -> bool:
+            if reports:
+                reports[-1].forget()
+            reports.append(report)
+            asked = [callback(report) is False for callback in callbacks]
+            made, value = report.get("env_steps") or 0.0, report.get("eval/return")
+            good = stop_at is not None and value is not None and value >= stop_at
+            return any(asked) or good or (env_steps is not None and made >= env_steps)
+
+        limit = ENDLESS if steps is None else steps
+        if folder is None and not trackers:
+            self._train_here(limit, every, enough, progress)
+            return reports
+        from grpo.run.loop import run  # here: only a run needs files, signals and locks
+
+        place, resume = self._folder(folder)
+        self.source.folder = place.path
+        summary = run(
+            self,
+            limit,
+            place,
+            resume=resume,
+            keep_best=1,
+            best_by="eval/return" if every else "return",
+            checkpoint_every=every or 50,
+            sample_every=50,
+            sinks=trackers,
+            project=project,
+            progress=progress,
+            evaluate=self.source.evaluate if every else None,
+            evaluate_every=every,
+            stop=enough,
+        )
+        if summary.reason in ("failures", "unsaved"):
+            where = f"{place.path}: the run ended ({summary.reason}) at step {summary.step}"
+            raise SamplesFailed(f"{where}; see events.jsonl")
+        return reports
+
+    def _train_here(
+        self, limit: int, every: int | None, enough: Callable[[StepReport], bool], progress: str | None
+    ) -> None:
+        """Without leaving anything on disk."""
+        shown, budget = make_progress(progress), FailureBudget()
+        shown.names = self.source.headline
+        shown.start(None, self.steps_done, limit)
+        try:
+            for _ in range(limit):
+                began = time.perf_counter()
+                report = self.step()
+                budget.add(report["failed"] or 0.0, report["samples"] or 0.0)
+                if report["failed"] and budget.spent():
+                    raise SamplesFailed(f"{budget.failed:.0f} episodes failed in the last steps; see the warnings")
+                if every is not None and report.step % every == 0:
+                    found = self.source.evaluate(report.step)
+                    report.metrics |= {f"eval/{name}": value for name, value in found.items()}
+                shown.step({"step": report.step, **report.metrics}, time.perf_counter() - began)
+                if enough(report):
+                    break
+        finally:
+            shown.close()
+
+    def _folder(self, folder: str | Path | None) -> tuple[RunFolder, bool]:
+        """Where the run's results go, and whether a run is there already."""
+        now = datetime.now().astimezone()
+        path = Path("runs") / f"dreamer-{now.strftime('%Y%m%d-%H%M%S')}" if folder is None else Path(folder)
+        if (path / "run.json").exists():
+            return RunFolder.open(path), True
+        config = self.config.model_dump(mode="json", exclude_unset=True)
+        made = RunFolder.create(
+            path,
+            task="worldmodel",
+            config={"task": "worldmodel", **config.pop("recipe", {}), **config},  # as the command line would write it
+            created=now.isoformat(timespec="seconds"),
+            seed=self.config.seed,
+            argv=[],
+        )
+        return made, False
+
+    # --- looking ----------------------------------------------------------------------------------------------------
+
+    def evaluate(self, episodes: int = 20, greedy: bool = True, seed: int | None = None) -> Evaluation:
+        """Whole episodes on starts that training never uses."""
+        return self.source.judge(episodes, greedy, seed)
+
+    def watch(self, episodes: int = 3, render: bool = False, video: str | Path | None = None) -> list[float]:
+        """Greedy episodes on independent starts, in a window or a video; their returns."""
+        return self.source.watch(episodes, render, video)
+
+
+def make_trainer(config: WorldModelConfig) -> GRPOTrainer:
+    """The trainer of a configuration, as the command line makes it."""
+    return GRPOTrainer(config=config)
+
+
+# --- what is made where nothing is given ----------------------------------------------------------------------------
+
+
+def _name(env: Callable[[], gym.Env[Any, Any]]) -> str:
+    """What a run folder keeps of an environment that was not given by name: where its class is."""
+    kind = env if hasattr(env, "__qualname__") else type(env)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _world(config: WorldModelConfig, env: Env) -> tuple[Fleet, World]:
+    """The fleet that plays, and how further copies are made."""
+    horizon, kind = config.max_episode_steps, config.vector
+    env = _registered(env) if isinstance(env, str) else env
+    factory = EnvFactory(env, config.env_kwargs, horizon)
+    if config.pixels:
+        if kind in ("classic", "vector", "envpool"):
+            raise ConfigError(
+                f"pixels=true needs environments that draw themselves: vector=serial or processes, not {kind}"
+            )
+        kind = _home(factory) if kind == "auto" else kind
+        factory = EnvFactory(DrawnFactory(env, config.image_size, config.env_kwargs, horizon))
+
+    def made(kind: Kind, count: int) -> Fleet:
+        workers, timeout = config.workers, config.env_timeout
+        return make_fleet(factory, count, kind=kind, horizon=horizon, workers=workers, timeout=timeout)
+
+    return made(kind, config.envs), World(factory, partial(made, kind))
+
+
+def _registered(env: str) -> str:
+    """The id, with the module that makes it known where nothing else would import that."""
+    if not env.startswith(SUITE):
+        return env
+    if importlib.util.find_spec("shimmy") is None:
+        raise EnvError(f"{env} needs shimmy; pip install 'shimmy[dm-control]' 'mujoco<4'")
+    return f"shimmy:{env}"
+
+
+def _home(factory: EnvFactory) -> Kind:
+    """This process for packages that are known to behave, others otherwise."""
+    source = factory.resolve()
+    entry = getattr(source, "entry_point", source)
+    module = entry if isinstance(entry, str) else getattr(entry, "__module__", "")
+    return "serial" if module.replace(":", ".").split(".")[0] in TRUSTED else "processes"
+
+
+def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, View]:
+    """Actor and world model, fresh or another run's, with adapters if asked for."""
+    view = View(fleet.observation_space, config.image_size)
+    head = make_head(fleet.action_space, config.action_head, config.log_std, state_std=True)
+    _expect_used(config, view, head)
+    policy = ActorPolicy(torch.nn.Identity(), head)
+    model = WorldModel(view.shapes, policy.actions.width, config.size, config.seed)
+    units = model.size.units
+    policy = ActorPolicy(make_network(model.flat_width, units, head, config.actor_layers, config.seed), head)
+    if config.init_from is not None:
+        _begin_with(Path(config.init_from), policy, model)
+    if config.adapter_rank:
+        policy.module.requires_grad_(False)
+        adapt(policy.network, config.adapter_rank, config.seed)
+        if config.adapt == "both":
+            adapt(model, config.adapter_rank, config.seed)
+    device = _device(config.device)
+    moved(model, device)
+    moved(policy.module, device)
+    return policy, Study(model, config.model_learning_rate, config.model_warmup, config.frozen_model), view
+
+
+def _expect_used(config: WorldModelConfig, view: View, head: Head) -> None:
+    """Settings that this environment leaves nothing to do are refused."""
+    given = config.model_fields_set
+    if "log_std" in given and not any(hasattr(module, "log_std_A") for module in head.modules()):
+        raise ConfigError("log_std has no effect: this environment's actions are not drawn from a Gaussian")
+    if "image_size" in given and not config.pixels and not any(len(shape) == 3 for shape in view.shapes.values()):
+        raise ConfigError("image_size has no effect: this environment shows no pictures; pixels=true draws some")
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _begin_with(path: Path, policy: ActorPolicy, model: WorldModel) -> None:
+    """The weights of another run's best (or last) checkpoint."""
+    try:
+        folder = RunFolder.open(path)
+    except FolderError as error:
+        raise ConfigError(f"init_from: {error}") from None
+    found = checkpoint.best(folder) or checkpoint.resume_point(folder, None)
+    if found is None:
+        raise ConfigError(f"init_from={path} has no checkpoint; train it first")
+    arrays = found.state.arrays
+    try:
+        model.load_state_dict(part(arrays, "source/study/weights"))
+        policy.module.load_state_dict(part(arrays, "policy"))
+    except RuntimeError as error:
+        why = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"init_from={path} is another agent than these settings make (size, env, layers, its own adapters): {why}"
+        ) from None
+
+
+def _reference(config: WorldModelConfig, policy: ActorPolicy) -> Reference | None:
+    recipe = config.algorithm
+    if not recipe.beta or recipe.kl_to != "reference":
+        return None
+    return WithoutAdapters(policy) if config.adapter_rank else FrozenActor(policy)

@@ -1,0 +1,104 @@
+"""Fine-tuning: adapters move, everything else stays, and with the adapters off the old agent is there again."""
+
+import pytest
+import torch
+
+from grpo.config import ConfigError
+from grpo.protocols import CollectRequest
+from grpo.worldmodel.adapters import adapt, adapters, switched_off, trained
+from grpo.worldmodel.networks import head, mlp
+from tests.unit.worldmodel.worlds import make, same, weights
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A short run of an agent, to begin with."""
+    path = tmp_path_factory.mktemp("before") / "run"
+    trainer = make()
+    trainer.train(steps=3, folder=path, evaluate_every=3, progress=None)
+    trainer.source.close()
+    return path
+
+
+def test_a_layer_that_was_just_adapted_is_the_layer_it_was():
+    x, network = torch.randn(5, 6), head(6, 8, 3)
+    before = network(x)
+    adapt(network, 2, seed=0)
+    assert torch.equal(network(x), before) and len(adapters(network)) == 2
+    assert {name.rpartition(".")[2] for name in trained(network)} == {"down_RI", "up_OR"}
+    with torch.no_grad():
+        for part in adapters(network):
+            part.up_OR.fill_(0.5)
+    assert not torch.equal(network(x), before)
+    with switched_off(network):
+        assert torch.equal(network(x), before)
+
+
+def test_nothing_to_adapt_is_an_error():
+    with pytest.raises(ConfigError, match="no dense layer"):
+        adapt(torch.nn.SiLU(), 2, seed=0)
+    assert mlp(2, 2, 1) is not None
+
+
+@pytest.mark.parametrize("what", ["actor", "both"])
+def test_only_adapters_move_and_the_reference_is_the_agent_before(what, run_folder):
+    trainer = make(init_from=str(run_folder), adapter_rank=2, adapt=what, beta=0.1, pretrain=None)
+    model, actor = trainer.source.study.model, trainer.policy.module
+    before_model, before_actor = weights(model), weights(actor)
+    first = trainer.step()
+    assert first["kl"] == 0.0
+    assert trainer.step()["kl"] > 0.0
+
+    def moved(before, module):
+        return {n for n, x in weights(module).items() if not torch.equal(x, before[n])}
+
+    def low_rank(names):
+        return bool(names) and all(n.endswith(("down_RI", "up_OR")) for n in names)
+
+    assert low_rank(moved(before_actor, actor))
+    assert low_rank(moved(before_model, model)) if what == "both" else not moved(before_model, model)
+    rollouts = trainer.source.collect(CollectRequest(9)).rollouts
+    old = make(init_from=str(run_folder))
+    torch.testing.assert_close(trainer.reference.score(rollouts), old.policy.score(rollouts).logp_NT.detach())
+    for made in (trainer, old):
+        made.source.close()
+
+
+def test_an_agent_begins_with_another_run_s_weights(run_folder):
+    one, fresh = make(init_from=str(run_folder)), make()
+    assert not same(weights(one.source.study.model), weights(fresh.source.study.model))
+    assert not same(weights(one.policy.module), weights(fresh.policy.module))
+    for made in (one, fresh):
+        made.source.close()
+
+
+def test_an_adapted_run_is_resumed_exactly(run_folder, tmp_path):
+    tuned = {"init_from": str(run_folder), "adapter_rank": 2, "pretrain": None}
+    whole = make(**tuned)
+    for _ in range(4):
+        whole.step()
+    cut = make(**tuned)
+    cut.step()
+    cut.step()
+    state = cut.state()
+    again = make(**tuned)
+    again.load_state(state)
+    again.step()
+    again.step()
+    assert same(weights(whole.policy.module), weights(again.policy.module))
+    assert same(weights(whole.source.study.model), weights(again.source.study.model))
+    for made in (whole, cut, again):
+        made.source.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"actor_layers": 1}, "is another agent than these settings make"),
+        ({"env": "Pendulum-v1"}, "is another agent than these settings make"),
+        ({"adapter_rank": 2, "beta": 0.1, "ref_sync_steps": 2}, "cannot follow; leave ref_sync_steps out"),
+    ],
+)
+def test_what_does_not_fit_is_refused(settings, message, run_folder):
+    with pytest.raises(ConfigError, match=message):
+        make(**{"init_from": str(run_folder)} | settings)
