@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from grpo.config import ConfigError, GRPOConfig
+from grpo.recipes import RECIPES
 
 ADVANTAGES: dict[str, dict[str, Any]] = {
     "linear": {"credit": "reward_to_go", "baseline": "given"},
@@ -45,7 +46,10 @@ class ControlConfig(GRPOConfig):
     env_timeout: float = Field(default=30.0, gt=0)
     """Seconds a process may take for one step before it is killed and the episode counted as failed."""
     action_repeat: int = Field(default=1, ge=1)
-    """Environment steps that one decision lasts: temporally extended exploration, and shorter trajectories."""
+    """Environment steps that one action lasts: temporally extended exploration, and shorter trajectories."""
+    end_on_success: bool = False
+    """An episode ends with its first success (info's is_success or success), also in the middle of a chunk: nothing
+    after it is played, rewarded or learned from."""
 
     # --- the policy
     hidden: tuple[int, ...] = (64, 64)
@@ -56,6 +60,8 @@ class ControlConfig(GRPOConfig):
     """Width of a GRU before the output; 0: the policy has no memory."""
     action_head: Literal["auto", "gaussian", "squashed", "beta"] = "auto"
     """How continuous actions are drawn: Gaussian and clipped, Gaussian and squashed, or Beta on the bounds."""
+    action_chunk: int = Field(default=1, ge=1)
+    """Actions that the policy gives at one look and that are then played without looking again."""
     log_std: FiniteFloat = -0.5
     """Where the logarithm of a Gaussian's standard deviation starts; ±1 are the action's bounds."""
     scale_observations: bool = False
@@ -71,12 +77,34 @@ class ControlConfig(GRPOConfig):
     """What a decision's return is compared with: a linear fit on the other half of the group · the best of linear,
     step and batch_step by held-out variance · a learned critic · the group's mean at the same step · the batch's · the
     group's without its own · the whole episode's return with the group's. None: linear, or as the recipe says."""
+    reward_type: Literal["action_level", "chunk_level"] = "action_level"
+    """When a chunk's rewards are paid: each with its action, or all together with the last one."""
+    logprob_type: Literal["token_level", "action_level", "chunk_level"] = "action_level"
+    """What the ratio is of: each number (or choice) of an action, an action, or a chunk as a whole."""
+    entropy_type: Literal["token_level", "action_level", "chunk_level"] = "action_level"
+    """What the entropy bonus is the mean of."""
+    filter_rewards: bool = False
+    """Groups whose mean return (times reward_scale) is outside of the two bounds are played again, at most
+    max_attempts times in all, and then left out."""
+    rewards_lower_bound: FiniteFloat | None = None
+    """For filter_rewards; None: open."""
+    rewards_upper_bound: FiniteFloat | None = None
+    """For filter_rewards; None: open."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """For advantage=critic: how far real rewards reach before the critic is believed."""
     critic_learning_rate: float = Field(default=1e-3, gt=0)
     """For advantage=critic."""
     critic_passes: int = Field(default=10, ge=1)
     """For advantage=critic: passes over the step's decisions."""
+
+    # --- a warm start
+    warm_start: str | None = None
+    """Imitate before the first step: file.py:function (or module:function) from one observation to one action, which
+    plays here; or an .npz file of recorded episodes."""
+    warm_start_episodes: int = Field(default=50, ge=1)
+    """Episodes that the function plays; those that are known to have failed are not imitated."""
+    warm_start_passes: int = Field(default=100, ge=1)
+    """Passes over what was shown."""
 
     # --- evaluation
     eval_episodes: int = Field(default=20, ge=1)
@@ -85,6 +113,9 @@ class ControlConfig(GRPOConfig):
     """Evaluate the most likely actions rather than drawn ones."""
     video: bool = True
     """Leave a video of the best policy in the run folder, where the environment can be drawn."""
+    films: bool = True
+    """Play the episodes of a kept group again and film them for `grpo view`, where the environment can be drawn and
+    repeats itself. At the first kept step (`run.sample_every`) and then at every fourfold of it: it costs seconds."""
 
     # --- the algorithm, tuned for small tasks
     loss_type: str = "control"
@@ -111,10 +142,18 @@ class ControlConfig(GRPOConfig):
     @property
     def judged_by(self) -> str | None:
         """The advantage in force; None: the recipe's own, without the room's help."""
-        return self.advantage or ("linear" if self.loss_type == "control" else None)
+        own = self.loss_type == "control" and not {"credit", "baseline"} & set(self.recipe)
+        return self.advantage or ("linear" if own else None)
 
     def _columns(self) -> dict[str, Any]:
-        return ADVANTAGES.get(self.judged_by or "", {}) | super()._columns()
+        whole = self.logprob_type == "chunk_level" and self.action_chunk > 1
+        chunks = {"ratio": "chunk", "chunk_size": self.action_chunk} if whole else {}
+        return ADVANTAGES.get(self.judged_by or "", {}) | chunks | super()._columns()
+
+    @property
+    def playing(self) -> dict[str, Any]:
+        """How an episode is played, whoever plays it."""
+        return {"action_repeat": self.action_repeat, "end_on_success": self.end_on_success}
 
     @property
     def idle(self) -> dict[str, str]:
@@ -126,10 +165,23 @@ class ControlConfig(GRPOConfig):
                 if name in given:
                     idle[name] = "it needs advantage=critic"
         invariant = self.algorithm.scale in ("group_std", "batch_std") and self.judged_by != "critic"
-        if self.reward_scale != 1.0 and invariant:
+        if self.reward_scale != 1.0 and invariant and not self.filter_rewards:
             idle["reward_scale"] = f"scale={self.algorithm.scale} divides it out; it needs scale=none"
+        if "films" in given and self.group_by == "steps":
+            idle["films"] = "it needs whole episodes, not group_by=steps"
         if self.workers is not None and self.vector not in ("auto", "processes"):
             idle["workers"] = "it needs vector=processes"
+        fields = type(self).model_fields
+        changed = [n for n in ("warm_start_episodes", "warm_start_passes") if getattr(self, n) != fields[n].default]
+        if self.warm_start is None:
+            idle |= dict.fromkeys(changed, "it needs warm_start")
+        elif self.warm_start.endswith(".npz") and "warm_start_episodes" in changed:
+            idle["warm_start_episodes"] = "recorded episodes are all imitated"
+        if self.filter_rewards:
+            idle.pop("max_attempts", None)
+        else:
+            bounds = ("rewards_lower_bound", "rewards_upper_bound")
+            idle |= {name: "it needs filter_rewards=true" for name in bounds if getattr(self, name) is not None}
         return idle
 
     @property
@@ -153,8 +205,9 @@ def _check(config: ControlConfig) -> None:
         )
     if by in ("anchor", "steps") and recipe.credit != "reward_to_go":
         raise ConfigError(f"group_by={by} compares single decisions: it needs credit=reward_to_go")
-    if by == "steps" and config.action_repeat > 1:
-        raise ConfigError("group_by=steps counts single steps; set action_repeat=1")
+    for name in ("action_repeat", "action_chunk"):
+        if by == "steps" and getattr(config, name) > 1:
+            raise ConfigError(f"group_by=steps counts single steps; set {name}=1")
     if by in ("steps", "branch") and config.memory:
         raise ConfigError(f"group_by={by} begins rows inside episodes, where a memory would be lost; set memory=0")
     if config.memory and config.decisions_per_minibatch:
@@ -169,3 +222,40 @@ def _check(config: ControlConfig) -> None:
         )
     if config.no_signal == "resample" and by in ("branch", "steps"):
         raise ConfigError(f"no_signal=resample needs starts that can be asked for again, not group_by={by}")
+    _check_chunks(config)
+    _check_filter(config)
+
+
+def _check_chunks(config: ControlConfig) -> None:
+    """What chunks and finer log-probs cannot go with."""
+    recipe, tokens, chunks = config.algorithm, config.logprob_type == "token_level", config.action_chunk > 1
+    if config.group_by == "anchor" and chunks:
+        raise ConfigError("group_by=anchor compares what was decided on one look; set action_chunk=1")
+    if config.decisions_per_minibatch and (chunks or tokens):
+        name = f"action_chunk={config.action_chunk}" if chunks else "logprob_type=token_level"
+        raise ConfigError(f"decisions_per_minibatch takes apart what {name} decides at once; use rows_per_minibatch")
+    if config.logprob_type == "chunk_level" and chunks and RECIPES[config.loss_type].ratio != "token":
+        raise ConfigError(
+            f"logprob_type=chunk_level and loss_type={config.loss_type} both choose the ratio; leave one of them out"
+        )
+    if tokens and recipe.credit == "reward_to_go" and recipe.gamma < 1:
+        raise ConfigError("gamma counts actions, not tokens: logprob_type=token_level needs gamma=1 or action_level")
+    if tokens and config.group_by == "steps":
+        raise ConfigError("group_by=steps counts single steps; it needs logprob_type=action_level")
+    if tokens and recipe.beta and recipe.kl_estimator == "exact":
+        raise ConfigError("kl_estimator=exact is of whole actions; use k3 with logprob_type=token_level")
+
+
+def _check_filter(config: ControlConfig) -> None:
+    """What filtering needs to mean something."""
+    low, high = config.rewards_lower_bound, config.rewards_upper_bound
+    if not config.filter_rewards:
+        return
+    if low is None and high is None:
+        raise ConfigError("filter_rewards=true needs rewards_lower_bound, rewards_upper_bound or both")
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"rewards_lower_bound={low:g} is above rewards_upper_bound={high:g}")
+    if config.group_by in ("branch", "steps"):
+        raise ConfigError(f"filter_rewards needs starts that can be asked for again, not group_by={config.group_by}")
+    if config.no_signal == "resample":
+        raise ConfigError("filter_rewards plays groups again by itself; leave no_signal=resample out")

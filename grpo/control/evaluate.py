@@ -51,7 +51,9 @@ class Evaluation:
             "return_std": float(self.return_E.std()),
             "length": float(self.length_E.mean()),
         }
-        found |= {"success": float(known_E.mean())} if len(known_E) else {}
+        if len(known_E):
+            low, high = share_interval(known_E)
+            found |= {"success": float(known_E.mean()), "success_low": low, "success_high": high}
         return found | ({"failed": float(self.failed)} if self.failed else {})
 
     def table(self) -> list[dict[str, Any]]:
@@ -64,7 +66,7 @@ class Evaluation:
 
 
 def _row(name: str, value_E: np.ndarray) -> dict[str, Any]:
-    low, high = interval(value_E)
+    low, high = share_interval(value_E) if name == "success" else interval(value_E)
     return {
         "quantity": name,
         "mean": float(value_E.mean()),
@@ -86,36 +88,57 @@ def interval(value_E: np.ndarray, share: float = 0.95) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def share_interval(value_E: np.ndarray, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of yes and no, which 20 of 20 does not shrink to a point."""
+    count, share = len(value_E), float(value_E.mean())
+    middle, spread = share + z * z / (2 * count), z * np.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
+    low, high = (middle - spread) / (1 + z * z / count), (middle + spread) / (1 + z * z / count)
+    return max(float(low), 0.0), min(float(high), 1.0)
+
+
 # --- one episode at a time, to look at ------------------------------------------------------------------------------
 
 
 class Player(gym.Wrapper[Any, Any, Any, Any]):
     """An environment and the greedy policy that plays it, observation by observation."""
 
-    def __init__(self, env: gym.Env[Any, Any], policy: ActorPolicy, scaling: Scaling, action_repeat: int = 1) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        policy: ActorPolicy,
+        scaling: Scaling,
+        action_repeat: int = 1,
+        end_on_success: bool = False,
+    ) -> None:
         super().__init__(env)
-        self._policy, self._scaling, self._repeat = policy, scaling, action_repeat
+        self._policy, self._scaling, self._repeat, self._ends = policy, scaling, action_repeat, end_on_success
 
     def reset(self, **options: Any) -> Any:
         """A new episode: the policy forgets the last one."""
-        self._memory, self._left, self._action = self._policy.begin(1), 0, None
+        self._memory = self._policy.begin(1)
+        self._ahead: list[Any] = []
         return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        """The environment's, over with its first success where that is asked for."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        there = self._ends and bool(info.get("is_success", info.get("success", False)))
+        return observation, reward, terminated or there, truncated, info
 
     def act(self, observation: Any) -> Any:
         """The action for what is seen."""
-        if self._left == 0:
+        if not self._ahead:
             seen = self._scaling(stack([observation], self.env.observation_space))
             acted = self._policy.act(seen, None, self._memory)
-            self._memory, self._left = acted.memory, self._repeat
-            self._action = self._policy.head.to_env(acted.recorded)[0]
-        self._left -= 1
-        return self._action
+            self._memory = acted.memory
+            self._ahead = [a for a in self._policy.head.to_env(acted.recorded) for _ in range(self._repeat)]
+        return self._ahead.pop(0)
 
     def episode(self, seed: int) -> float:
         """The return of one episode."""
         (observation, _), total, over = self.reset(seed=seed), 0.0, False
         while not over:
-            observation, reward, terminated, truncated, _ = self.env.step(self.act(observation))
+            observation, reward, terminated, truncated, _ = self.step(self.act(observation))
             total, over = total + float(reward), bool(terminated or truncated)
         return total
 
@@ -139,13 +162,14 @@ def watch(
     seeds: Sequence[int],
     render: bool = False,
     video: str | Path | None = None,
+    end_on_success: bool = False,
 ) -> list[float]:
     """Greedy episodes; `render`: in a window, or in a video where there is no display."""
     window = render and can_show()
     if render and not window and video is None:
         video = Path("test.mp4")
     shown = rendered(env, "human" if window else "rgb_array" if video is not None else None)
-    player = Player(shown, policy, scaling, action_repeat)
+    player = Player(shown, policy, scaling, action_repeat, end_on_success)
     policy.eval()
     try:
         if video is None or window:

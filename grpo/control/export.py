@@ -31,14 +31,21 @@ class Greedy(nn.Module):
     """Observation → (action in the environment's units, the network's numbers); with a memory, that goes in and out.
 
     `mean` and `std` are trees like the observation, of arrays that broadcast with its leaves; a leaf they leave out is
-    not scaled, and None scales nothing. `clip` limits scaled values on both sides.
+    not scaled, and None scales nothing. `clip` limits scaled values on both sides. The action of a policy with chunks
+    is (B, chunk, …).
     """
 
     def __init__(
-        self, network: nn.Module, head: Head, mean: Tree = None, std: Tree = None, clip: float | None = None
+        self,
+        network: nn.Module,
+        head: Head,
+        mean: Tree = None,
+        std: Tree = None,
+        clip: float | None = None,
+        chunk: int = 1,
     ) -> None:
         super().__init__()
-        self.network, self.head, self._clip = network, head, clip
+        self.network, self.head, self._clip, self._chunk = network, head, clip, chunk
         self._paths = [] if mean is None else _paths(mean)
         for at, path in enumerate(self._paths):
             self.register_buffer(f"mean_{at}", torch.tensor(np.asarray(leaf(mean, path)), dtype=torch.float32))
@@ -49,9 +56,15 @@ class Greedy(nn.Module):
         scaled = self._scaled(observation, ())
         if hidden is None:
             out = self.network(scaled)
-            return self.head.greedy(out), out
+            return self._greedy(out), out
         out_B1F, hidden = self.network(_one_decision(scaled), hidden)
-        return self.head.greedy(out_B1F[:, 0]), out_B1F[:, 0], hidden
+        return self._greedy(out_B1F[:, 0]), out_B1F[:, 0], hidden
+
+    def _greedy(self, out_BF: Tensor) -> Tensor:
+        if self._chunk == 1:
+            return self.head.greedy(out_BF)
+        action = self.head.greedy(out_BF.reshape(-1, self.head.size))
+        return action.reshape(-1, self._chunk, *action.shape[1:])
 
     def _scaled(self, observation: Tree, path: tuple[str, ...]) -> Tree:
         if isinstance(observation, dict):

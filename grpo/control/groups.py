@@ -14,14 +14,16 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 
 from grpo.control.config import ControlConfig
 from grpo.control.play import Episodes, Seats, Start, named, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.fleet import EnvError, Fleet, Snapshot
+from grpo.rollouts import Rollouts
 
-TRAINING, TRUNKS, STREAMS, EVALUATION = range(4)
+TRAINING, TRUNKS, STREAMS, EVALUATION, EXPERT = range(5)
 """Streams of seeds. Evaluation's are odd and all others even, so that no start is in both."""
 
 
@@ -52,24 +54,41 @@ def tries(config: ControlConfig, starts: Sequence[Any]) -> tuple[list[Start], np
     return each, np.repeat(np.arange(len(starts)), config.group_size)
 
 
+def within(rollouts: Rollouts, low: float, high: float) -> set[int]:
+    """Groups whose mean return is in [low, high], of the rows that did not fail; one without any is not."""
+    assert rollouts.reward_NT is not None
+    return_N = (rollouts.reward_NT * rollouts.mask_NT).sum(1)
+    chosen: set[int] = set()
+    for group in rollouts.group_N.unique().tolist():
+        mine_N = (rollouts.group_N == group) & rollouts.scored_N
+        if mine_N.any() and low <= float(return_N[mine_N].mean()) <= high:
+            chosen.add(group)
+    return chosen
+
+
+def renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:
+    """Groups under the numbers of the starts they came from."""
+    return rollouts.but(group_N=torch.as_tensor(slots, device=rollouts.group_N.device)[rollouts.group_N])
+
+
 def branch_points(
     config: ControlConfig, step: int, fleet: Fleet, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator
 ) -> tuple[list[Snapshot], Episodes]:
     """A visited state of each of several episodes, every state of an episode equally likely.
 
-    A reservoir of one: the state at step t replaces the one that is kept with probability 1 / (t + 1), so that an
+    A reservoir of one: the state at decision t replaces the one that is kept with probability 1 / (t + 1), so that an
     episode of T steps is saved about log T times, not T times.
     """
     kept: dict[int, Snapshot] = {}
 
     def visit(seats: Seats) -> None:
-        chosen_L = random.random(len(seats.row_L)) * (seats.step_L + 1) < 1.0
+        chosen_L = random.random(len(seats.row_L)) * (seats.step_L // config.action_chunk + 1) < 1.0
         if chosen_L.any():
             saved = fleet.snapshot(seats.member_L[chosen_L])
             kept.update(zip(seats.row_L[chosen_L].tolist(), saved, strict=True))
 
     trunk = list(seeds(config.seed, step, TRUNKS, config.groups_per_step))
-    played = play(fleet, policy, scaling, trunk, random, action_repeat=config.action_repeat, visit=visit)
+    played = play(fleet, policy, scaling, trunk, random, visit=visit, **config.playing)
     if not kept:
         raise EnvError(f"no episode could be branched: {next(iter(played.errors.values()))}")
     return [kept[row] for row in sorted(kept)], played  # an episode that failed at its start gives no group

@@ -10,7 +10,7 @@ An episode that fails is a row with an error, and the others go on. Nothing here
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -89,10 +89,11 @@ def play(
     random: np.random.Generator | None,
     *,
     action_repeat: int = 1,
+    end_on_success: bool = False,
     keep_out: bool = False,
     visit: Callable[[Seats], None] | None = None,
 ) -> Episodes:
-    """One episode from each start; without `random` with the most likely actions. `visit` sees every moment."""
+    """One episode from each start; without `random` with the most likely actions. `visit` sees every decision."""
     seats = Seats(fleet, policy, starts)
     record = Record(len(starts), min(fleet.horizon or 256, 256))
     while len(seats.row_L):
@@ -100,15 +101,28 @@ def play(
             visit(seats)
         seen = scaling(seats.observation)
         acted = policy.act(seen, random, seats.memory)
-        stepped = _held(fleet, seats, policy.head.to_env(acted.recorded), action_repeat)
-        moment = {"action": acted.recorded, "logp": acted.logp_M, "reward": stepped.reward_M}
-        moment |= named("seen", seen)
-        if seen is not seats.observation:
-            moment |= named("raw", seats.observation)
-        if keep_out:
-            moment["out"] = acted.out_MF
-        record.write(seats.step_L, seats.row_L, seats.longest, moment)
-        seats.move(stepped, acted.memory)
+        actions, size = policy.head.to_env(acted.recorded), policy.columns.size
+        at, raw, made_L = np.arange(len(seats.row_L)), seats.observation, np.zeros(len(seats.row_L), np.int64)
+        stepped: Stepped | None = None
+        for i in range(size):  # the chunk: those whose episode goes on act again, without looking
+            mine = at * size + i
+            now = _held(fleet, seats, at, actions[mine], action_repeat, end_on_success)
+            moment = {"action": acted.recorded[mine], "logp": acted.logp_M[mine], "reward": now.reward_M}
+            moment |= named("seen", seen)
+            if seen is not raw:
+                moment |= named("raw", raw)
+            if keep_out:
+                moment["out"] = acted.out_MF[mine]
+            record.write(seats.step_L[at] + i, seats.row_L[at], seats.longest + i, moment)
+            made_L[at] += 1
+            stepped = now if stepped is None else _later(stepped, at, now)
+            going = _going(now)
+            if i == size - 1 or not going.any():
+                break
+            at, raw = at[going], take(now.observation, going)
+            seen = scaling(raw)
+        assert stepped is not None
+        seats.move(stepped, acted.memory, made_L)
     if not record.begun:
         rows = len(starts)
         record.write(np.zeros(rows, np.int64), np.arange(rows), 0, _nothing(fleet, policy, rows, keep_out))
@@ -134,10 +148,10 @@ class Seats:
         self.step_L = np.zeros(len(self.row_L), np.int64)
         self.memory = policy.begin(len(self.row_L))
 
-    def move(self, stepped: Stepped, memory: Any) -> None:
-        """Everybody one decision on; episodes that ended give their seat to the next start."""
-        self.step_L += 1
-        self.longest += 1
+    def move(self, stepped: Stepped, memory: Any, made_L: np.ndarray) -> None:
+        """Everybody one decision on, of so many actions; episodes that ended give their seat to the next start."""
+        self.step_L += made_L
+        self.longest += int(made_L.max())
         done_L = stepped.terminated_M | stepped.truncated_M
         if stepped.errors:
             done_L[list(stepped.errors)] = True
@@ -197,32 +211,50 @@ def begin(fleet: Fleet, members: np.ndarray, starts: Sequence[Start]) -> Begun:
     return fleet.restore(members, [start for start in starts if isinstance(start, Snapshot)])
 
 
-def _held(fleet: Fleet, seats: Seats, actions: Any, times: int) -> Stepped:
+def _held(
+    fleet: Fleet, seats: Seats, at: np.ndarray, actions: Any, times: int, end_on_success: bool = False
+) -> Stepped:
     """The same action for several environment steps, until the episode ends; rewards add up."""
-    stepped = fleet.step(seats.member_L, actions)
-    seats.steps_N[seats.row_L] += 1
+    stepped = _step(fleet, seats, at, actions, end_on_success)
     for _ in range(times - 1):
-        going = ~(stepped.terminated_M | stepped.truncated_M)
-        going[list(stepped.errors)] = False
-        if not going.any():
+        going = np.flatnonzero(_going(stepped))
+        if not len(going):
             break
-        at = np.flatnonzero(going)
-        further = fleet.step(seats.member_L[at], actions[at])
-        seats.steps_N[seats.row_L[at]] += 1
-        observation = each(stepped.observation, np.copy)
-        put(observation, at, further.observation)
-        reward_M, terminated_M, truncated_M = (
-            x.copy() for x in (stepped.reward_M, stepped.terminated_M, stepped.truncated_M)
-        )
-        reward_M[at] += further.reward_M
-        terminated_M[at], truncated_M[at] = further.terminated_M, further.truncated_M
-        success_M = stepped.success_M
-        if further.success_M is not None:
-            success_M = np.full(len(reward_M), np.nan) if success_M is None else success_M.copy()
-            success_M[at] = further.success_M
-        errors = {**stepped.errors, **{int(at[i]): text for i, text in further.errors.items()}}
-        stepped = Stepped(observation, reward_M, terminated_M, truncated_M, success_M, errors)
+        stepped = _later(stepped, going, _step(fleet, seats, at[going], actions[going], end_on_success))
     return stepped
+
+
+def _step(fleet: Fleet, seats: Seats, at: np.ndarray, actions: Any, end_on_success: bool) -> Stepped:
+    """One environment step of the live members `at`."""
+    stepped = fleet.step(seats.member_L[at], actions)
+    seats.steps_N[seats.row_L[at]] += 1
+    if end_on_success and stepped.success_M is not None:
+        return replace(stepped, terminated_M=stepped.terminated_M | (stepped.success_M == 1.0))
+    return stepped
+
+
+def _going(stepped: Stepped) -> np.ndarray:
+    """Whose episode goes on."""
+    going_M: np.ndarray = ~(stepped.terminated_M | stepped.truncated_M)
+    going_M[list(stepped.errors)] = False
+    return going_M
+
+
+def _later(stepped: Stepped, at: np.ndarray, further: Stepped) -> Stepped:
+    """What is known after the members `at` have made a further step; rewards add up."""
+    observation = each(stepped.observation, np.copy)
+    put(observation, at, further.observation)
+    reward_M, terminated_M, truncated_M = (
+        x.copy() for x in (stepped.reward_M, stepped.terminated_M, stepped.truncated_M)
+    )
+    reward_M[at] += further.reward_M
+    terminated_M[at], truncated_M[at] = further.terminated_M, further.truncated_M
+    success_M = stepped.success_M
+    if further.success_M is not None:
+        success_M = np.full(len(reward_M), np.nan) if success_M is None else success_M.copy()
+        success_M[at] = further.success_M
+    errors = {**stepped.errors, **{int(at[i]): text for i, text in further.errors.items()}}
+    return Stepped(observation, reward_M, terminated_M, truncated_M, success_M, errors)
 
 
 class Record:

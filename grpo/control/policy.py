@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from grpo.control.chunks import Columns
 from grpo.control.mirror import mirror
 from grpo.control.networks import RecurrentNetwork, tensors
 from grpo.envs.fleet import Tree
@@ -21,7 +22,7 @@ from grpo.rollouts import Rollouts, Scores, by_cost
 
 @dataclass(frozen=True)
 class Acted:
-    """What M members decided."""
+    """What members decided: an entry for each action, those of a member's chunk one after the other."""
 
     recorded: np.ndarray
     """The action as the head keeps it: what the log-prob is of."""
@@ -33,10 +34,14 @@ class Acted:
 
 
 class ActorPolicy:
-    """A network and an action head. `inputs` of its rollouts: observation and action, (N, T, …), and old, (N, T, D)."""
+    """A network and an action head. `inputs` of its rollouts: observation and action, (N, T, …), and old, (N, T, D).
 
-    def __init__(self, network: nn.Module, head: Head) -> None:
+    With chunks the network gives the head's numbers several times, one after the other.
+    """
+
+    def __init__(self, network: nn.Module, head: Head, columns: Columns | None = None) -> None:
         self.network, self.head = network, head
+        self.columns = columns or Columns()
         self.recurrent = isinstance(network, RecurrentNetwork)
         self.version = 0
         self._layout: Layout | None = getattr(network, "layout", None)
@@ -53,6 +58,8 @@ class ActorPolicy:
 
     def score(self, rows: Rollouts, entropy: bool = False) -> Scores:
         """log π of recorded actions; the entropy and KL(old‖π) exactly, since the head knows the distribution."""
+        if self.columns.stride > 1:
+            return self._score_chunks(rows, entropy)
         inputs, mask_NT = rows.inputs, rows.mask_NT
         single = mask_NT.shape[1] == 1  # decisions taken apart: nothing to leave out, nothing to put back
 
@@ -70,6 +77,29 @@ class ActorPolicy:
             logp_NT=placed(self.head.logp(out, made(inputs["action"]))),
             entropy_NT=placed(self.head.entropy(out)) if entropy else None,
             exact_kl_NT=placed(self.head.kl(made(inputs["old"]), out)) if "old" in inputs else None,
+        )
+
+    def _score_chunks(self, rows: Rollouts, entropy: bool) -> Scores:
+        """The same where a look serves several columns."""
+        inputs, mask_NT, columns = rows.inputs, rows.mask_NT, self.columns
+        seen, decided_ND = columns.firsts(inputs["observation"]), columns.firsts(mask_NT)
+        if self.recurrent:
+            out_K = self.network(seen)[0][decided_ND]
+        else:
+            out_K = self.network(each(seen, lambda x: x[decided_ND]))
+        out_M = columns.actions(out_K, mask_NT)
+        action_M = columns.recorded(inputs["action"], mask_NT)
+        logp_M = self.head.logp(out_M, action_M)
+        if columns.width > 1:
+            logp_M = self.head.token_logp(out_M, action_M).reshape(-1)
+
+        def placed(values_M: Tensor) -> Tensor:
+            return values_M.new_zeros(mask_NT.shape).masked_scatter(mask_NT, values_M)
+
+        return Scores(
+            logp_NT=placed(logp_M),
+            entropy_NT=columns.entropies(self.head.token_entropy(out_M), mask_NT) if entropy else None,
+            exact_kl_NT=placed(self.head.kl(inputs["old"][mask_NT], out_M)) if "old" in inputs else None,
         )
 
     def parameters(self) -> Mapping[str, Tensor]:
@@ -104,6 +134,7 @@ class ActorPolicy:
             out_MF = self._mirror(observation if self._layout is None else flatten(observation, self._layout))
         else:
             out_MF, memory = self._forward(observation, memory)
+        out_MF = out_MF.reshape(-1, self.head.size)
         if random is None:
             return Acted(self.head.mode(out_MF), np.zeros(len(out_MF), np.float32), out_MF, memory)
         recorded, logp_M = self.head.sample(out_MF, random)
@@ -130,7 +161,7 @@ class FrozenActor:
 
     def __init__(self, policy: ActorPolicy) -> None:
         head, network = copy.deepcopy(policy.head), copy.deepcopy(policy.network)
-        self._policy = ActorPolicy(network, head)
+        self._policy = ActorPolicy(network, head, policy.columns)
         for parameter in self._policy.parameters().values():
             parameter.requires_grad_(False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,24 @@ import numpy as np
 import torch
 
 from grpo.control.baselines import Baseline, choose, explained, linear, returns_to_go
+from grpo.control.chunks import by_token, paid_together
 from grpo.control.config import ControlConfig
 from grpo.control.critic import Critic
 from grpo.control.evaluate import Evaluation, watch
 from grpo.control.export import Greedy, export_onnx
-from grpo.control.groups import EVALUATION, expect_anchors, inner_groups, seeds, starts_of, tries
+from grpo.control.films import Reel, film
+from grpo.control.groups import (
+    EVALUATION,
+    EXPERT,
+    expect_anchors,
+    inner_groups,
+    renumbered,
+    seeds,
+    starts_of,
+    tries,
+    within,
+)
+from grpo.control.imitate import imitate, shown_by, worth_it, write
 from grpo.control.play import Episodes, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import LIMIT, Scaling
@@ -30,6 +44,8 @@ from grpo.rollouts import Rollouts, Status
 
 EXAMPLES = 32
 """Observations that an export is checked on."""
+MOST_SEEN = 8
+"""Numbers of an observation that are kept beside the actions; larger ones say little to the eye."""
 MOST_ENVS = 64
 """Copies that play at a time unless `num_envs` says otherwise."""
 
@@ -74,15 +90,65 @@ class ControlSource:
         self.streams = Streams(self.fleet, config) if streams else None
         self.critic = Critic(self.fleet.observation_space, config) if config.judged_by == "critic" else None
         self.env_steps, self.episodes = 0, 0
+        self.cold = config.warm_start is not None
+        """Whether there is an expert that has not been imitated yet."""
         self._metrics: dict[str, float | None] = {}
         self._baseline_metrics: dict[str, float | None] = {}
         self._errors: dict[int, str] = {}
         """Of the step's rows, by number."""
         self._rows = 0
+        self._firsts: list[int] = []
+        """Number of the first row of each attempt."""
+        self._reels: list[Reel] = []
+        """The step's episodes, attempt by attempt, to play them again."""
+
+    # --- a warm start ----------------------------------------------------------------------------------------------
+
+    def warm_up(self) -> dict[str, float | None]:
+        """Imitate the expert, once; how good the policy was before and is after it."""
+        before = self.judge(self.config.eval_episodes, self.config.eval_greedy).metrics()
+        starts = seeds(self.config.seed, 0, EXPERT, self.config.warm_start_episodes)
+        shown = shown_by(self.config, self.fleet, self.policy.head, starts)
+        logp = imitate(self.policy, self.scaling, shown, self.config)
+        after = self.judge(self.config.eval_episodes, self.config.eval_greedy).metrics()
+        self.cold, self.env_steps = False, self.env_steps + shown.env_steps
+        found: dict[str, float | None] = {"imitated": float(len(shown)), "logp": logp}
+        found |= {f"before/{name}": value for name, value in before.items()}
+        found |= {f"after/{name}": value for name, value in after.items()}
+        return {f"warm_start/{name}": value for name, value in found.items()}
 
     # --- tries ------------------------------------------------------------------------------------------------------
 
     def collect(self, request: CollectRequest) -> Collected:
+        """A group of tries from each start; with filter_rewards only those that tell something."""
+        collected = self._tries(request)
+        return self._filtered(collected, request) if self.config.filter_rewards else collected
+
+    def _filtered(self, collected: Collected, request: CollectRequest) -> Collected:
+        """Groups whose mean return is within bounds; where none is, the last ones, with nothing to learn from."""
+        starts, rollouts = list(collected.starts), collected.rollouts
+        slots, kept = list(range(len(starts))), []
+        low, high = self.config.rewards_lower_bound, self.config.rewards_upper_bound
+        attempts = 0
+        while True:
+            attempts += 1
+            inside = within(rollouts, -np.inf if low is None else low, np.inf if high is None else high)
+            rows = [row for row, group in enumerate(rollouts.group_N.tolist()) if group in inside]
+            if rows:
+                kept.append(renumbered(rollouts.select(rows), slots))
+            missing = [slot for group, slot in enumerate(slots) if group not in inside]
+            if not missing or attempts >= self.config.max_attempts:
+                break
+            slots = missing
+            again = CollectRequest(request.step, request.attempt + attempts, [starts[slot] for slot in slots])
+            rollouts = self._tries(again).rollouts
+        self._metrics = {**self._metrics, "attempts": float(attempts), "filtered": float(len(missing))}
+        if kept:
+            return Collected(Rollouts.cat(kept), starts)
+        silent = renumbered(rollouts, slots)
+        return Collected(silent.but(mask_NT=torch.zeros_like(silent.mask_NT)), starts)
+
+    def _tries(self, request: CollectRequest) -> Collected:
         """A group of tries from each start."""
         config = self.config
         random = np.random.default_rng([config.seed, request.step, request.attempt])
@@ -98,8 +164,9 @@ class ControlSource:
                 else (list(request.starts), None)
             )
             each, group_N = tries(config, starts)
-            repeat, keep = config.action_repeat, self._keeps_old
-            episodes = play(self.fleet, self.policy, self.scaling, each, random, action_repeat=repeat, keep_out=keep)
+            keep = self._keeps_old or self.policy.columns.width > 1
+            episodes = play(self.fleet, self.policy, self.scaling, each, random, keep_out=keep, **config.playing)
+            self._reels = [*(self._reels if request.attempt else ()), Reel.of(each, episodes)]
         self.env_steps += episodes.env_steps + (0 if found is None else found.env_steps)
         rollouts = self._rollouts(episodes, group_N, request.attempt)
         self._measure(episodes if found is None else found, request.attempt)
@@ -115,7 +182,10 @@ class ControlSource:
     def _rollouts(self, episodes: Episodes, group_N: np.ndarray, attempt: int) -> Rollouts:
         device = self.policy.device
         first = self._number_rows(episodes, attempt)
-        reward_NT = episodes.reward_NT * self.config.reward_scale
+        columns = self.policy.columns
+        reward_NT = np.where(episodes.mask_NT, episodes.reward_NT, 0.0) * self.config.reward_scale
+        if self.config.reward_type == "chunk_level":
+            reward_NT = paid_together(reward_NT, episodes.length_N, columns.size)
 
         def tensor(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
             return torch.as_tensor(x, dtype=dtype, device=device)
@@ -133,16 +203,21 @@ class ControlSource:
         status_N[~episodes.ok_N] = int(Status.FAILED)
         inner_NT = inner_groups(self.config, episodes, group_N)
         baseline_NT = self._baseline(episodes, reward_NT, group_N)
-        return Rollouts(
+        rollouts = Rollouts(
             group_N=tensor(group_N),
             mask_NT=tensor(episodes.mask_NT),
             old_logp_NT=tensor(episodes.logp_NT, torch.float32),
-            reward_NT=tensor(np.where(episodes.mask_NT, reward_NT, 0.0), torch.float32),
+            reward_NT=tensor(reward_NT, torch.float32),
             inputs=inputs,
             group_NT=None if inner_NT is None else tensor(inner_NT),
             baseline_NT=None if baseline_NT is None else tensor(baseline_NT, torch.float32),
             status_N=tensor(status_N),
         )
+        if columns.width == 1:
+            return rollouts
+        with torch.no_grad():
+            token_NTE = self.policy.head.token_logp(tensor(episodes.out_NTF), inputs["action"])
+        return by_token(rollouts, columns, token_NTE)
 
     def _number_rows(self, episodes: Episodes, attempt: int) -> int:
         """The first row's number: starts that are asked for again within a step get rows of their own."""
@@ -150,13 +225,14 @@ class ControlSource:
         errors = {first + row: message for row, message in episodes.errors.items()}
         self._errors = self._errors | errors if attempt else errors
         self._rows = first + len(episodes)
+        self._firsts = [*self._firsts, first] if attempt else [first]
         return first
 
     def _baseline(self, episodes: Episodes, reward_NT: np.ndarray, group_N: np.ndarray) -> np.ndarray | None:
         judged, gamma = self.config.judged_by, self.config.algorithm.gamma
         if judged not in ("linear", "auto", "critic"):
             return None
-        return_NT = returns_to_go(episodes, np.where(episodes.mask_NT, reward_NT, 0.0), gamma)
+        return_NT = returns_to_go(episodes, reward_NT, gamma)
         half_N, horizon = _member(group_N) % 2, self.fleet.horizon or 1000
         if judged == "auto":
             found = choose(episodes, return_NT, group_N, half_N, horizon)
@@ -213,9 +289,14 @@ class ControlSource:
         starts = seeds(chosen, 0, EVALUATION, episodes)
         random = None if greedy else np.random.default_rng([chosen, EVALUATION])
         self.policy.eval()
-        return Evaluation.of(
-            play(self._eval_fleet, self.policy, self.scaling, starts, random, action_repeat=self.config.action_repeat)
-        )
+        return Evaluation.of(play(self._eval_fleet, self.policy, self.scaling, starts, random, **self.config.playing))
+
+    def record(self, path: Path, episodes: int, seed: int | None = None) -> Path:
+        """Greedy episodes that did not fail, as a file that `warm_start` takes."""
+        starts = seeds(self.config.seed if seed is None else seed, 0, EXPERT, episodes)
+        self.policy.eval()
+        played = play(self.fleet, self.policy, self.scaling, starts, None, **self.config.playing)
+        return write(path, worth_it(played, self.fleet.name), self.policy.head)
 
     def leave(self, folder: Path) -> Mapping[str, Path]:
         """A video of the policy on one independent start, for the run folder."""
@@ -223,13 +304,25 @@ class ControlSource:
             return {}
         path = folder / "video.mp4"
         starts = seeds(self.config.seed, 0, EVALUATION, 1)
-        watch(self.world.single, self.policy, self.scaling, self.config.action_repeat, starts, video=path)
+        ends = self.config.end_on_success
+        watch(self.world.single, self.policy, self.scaling, self.config.action_repeat, starts, False, path, ends)
         return {"video": path}
+
+    def film(self, rows: Rollouts, stem: Path) -> list[list[dict[str, str]]]:
+        """The episodes of these rows once more, as films beside the samples."""
+        if not self.config.films or self.streams is not None:
+            return []
+        tapes = []
+        for number in rows.inputs["row"][:, 0].tolist():
+            attempt = bisect_right(self._firsts, number) - 1
+            row = number - self._firsts[attempt]
+            tapes.append(self._reels[attempt].tape(row, self.policy.head, self.config.action_repeat))
+        return film(self.world.single, self.fleet, tapes, stem)
 
     def export(self, path: Path) -> Path:
         """The greedy policy, scaling included, as an ONNX file."""
         mean, std = self.scaling.tree()
-        greedy = Greedy(self.policy.network, self.policy.head, mean, std, LIMIT)
+        greedy = Greedy(self.policy.network, self.policy.head, mean, std, LIMIT, self.policy.columns.size)
         space = copy.deepcopy(self.fleet.observation_space)
         space.seed(0)
         example = self.policy.tensors(stack([space.sample() for _ in range(EXAMPLES)], space))
@@ -240,6 +333,7 @@ class ControlSource:
     def state(self) -> State:
         """Counters, scaling, critic, a module's buffers, streams under way; other episodes begin anew every step."""
         values: dict[str, Any] = {"env_steps": self.env_steps, "episodes": self.episodes, "count": self.scaling.count}
+        values["cold"] = self.cold
         arrays: dict[str, Any] = {f"scaling/{name}": torch.as_tensor(x) for name, x in self.scaling.arrays().items()}
         arrays |= {f"buffer/{name}": x.detach().clone() for name, x in self.policy.network.named_buffers()}
         if self.critic is not None:
@@ -252,6 +346,7 @@ class ControlSource:
     def load_state(self, state: State) -> None:
         """Go on from there."""
         self.env_steps, self.episodes = int(state.values["env_steps"]), int(state.values["episodes"])
+        self.cold = bool(state.values.get("cold", False))
 
         def part(kind: str) -> dict[str, Any]:
             named = {name.partition("/")[2]: x for name, x in state.arrays.items() if name.startswith(f"{kind}/")}
@@ -270,9 +365,17 @@ class ControlSource:
         """Of the episodes collected last."""
         return self._metrics
 
+    @torch.no_grad()
+    def entropies(self, rows: Rollouts) -> torch.Tensor | None:
+        """Of each action, by the policy as it is now."""
+        self.policy.eval()
+        return self.policy.score(rows, entropy=True).entropy_NT
+
     def show(self, rows: Rollouts) -> list[dict[str, Any]]:
-        """Actions, rewards, length of each row, and what went wrong with it."""
+        """Actions, rewards, length of each row, what was seen if it is little, and what went wrong with it."""
         numbers = rows.inputs["row"][:, 0].tolist()
+        seen = rows.inputs["observation"]
+        short = torch.is_tensor(seen) and seen.ndim == 3 and seen.shape[2] <= MOST_SEEN and seen.is_floating_point()
         lengths = rows.mask_NT.sum(1).tolist()
         shown: list[dict[str, Any]] = []
         for i, (number, length) in enumerate(zip(numbers, lengths, strict=True)):
@@ -281,6 +384,10 @@ class ControlSource:
                 "actions": rows.inputs["action"][i, :length].tolist(),
                 "rewards": [] if rows.reward_NT is None else rows.reward_NT[i, :length].tolist(),
             }
+            if short:
+                trace["observations"] = [[round(x, 4) for x in seen_F] for seen_F in seen[i, :length].tolist()]
+            if attempt := max(bisect_right(self._firsts, number) - 1, 0):
+                trace["attempt"] = attempt
             shown.append(trace | ({"error": self._errors[number]} if number in self._errors else {}))
         return shown
 

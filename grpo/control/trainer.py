@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from grpo.config import ConfigError
+from grpo.control.chunks import Columns
 from grpo.control.config import ControlConfig
 from grpo.control.evaluate import Evaluation, watch
 from grpo.control.groups import EVALUATION, seeds
@@ -116,12 +117,22 @@ class GRPOTrainer(Trainer):
     # --- learning ---------------------------------------------------------------------------------------------------
 
     def step(self, states: Sequence[Any] | None = None) -> StepReport:
-        """Play, compare, learn; see `grpo.GRPOTrainer.step`."""
+        """Play, compare, learn; see `grpo.GRPOTrainer.step`. The first begins with the warm start, if there is one."""
+        warmed = self._warmed() if self.source.cold else {}
         report = super().step(states)
+        report.metrics |= warmed
         if self.tutorial:
             names = {"update": float(report.step - 1), "avg_reward": report.get("return")}
             report.metrics |= names | {"kl_divergence": report.get("kl")}
         return report
+
+    def _warmed(self) -> dict[str, float | None]:
+        """Imitate the expert; what the KL is measured to is the policy that comes of it."""
+        with self.phase("warm_start"):
+            found = self.source.warm_up()
+        if self.reference is not None:
+            self.reference.sync(self.policy.parameters(), 1.0)
+        return found
 
     def train(  # type: ignore[override]  # the field counts updates; states are the environment's own
         self,
@@ -253,7 +264,8 @@ class GRPOTrainer(Trainer):
         video: str | Path | None = None,
     ) -> list[float]:
         """Greedy episodes, one line each; `render` opens a window, or without a display writes a video."""
-        policy = self.source.policy if actor is None else ActorPolicy(actor, self.source.policy.head)
+        own = self.source.policy
+        policy = own if actor is None else ActorPolicy(actor, own.head, own.columns)
         scaling = self.source.scaling if actor is None else Scaling(self.source.fleet.observation_space, False)
         shown = self.source.world.single if env is None or env is self.env else env
         with self._aside():
@@ -262,9 +274,9 @@ class GRPOTrainer(Trainer):
     def watch(self, episodes: int = 3, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes on independent starts, in a window or a video; their returns."""
         source, starts = self.source, seeds(self.config.seed, 0, EVALUATION, episodes)
-        shown, repeat = source.world.single, self.config.action_repeat
+        shown, repeat, ends = source.world.single, self.config.action_repeat, self.config.end_on_success
         with self._aside():
-            return watch(shown, source.policy, source.scaling, repeat, starts, render, video)
+            return watch(shown, source.policy, source.scaling, repeat, starts, render, video, ends)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -280,6 +292,11 @@ class GRPOTrainer(Trainer):
     def _busy(self) -> bool:
         """Whether the only copy there is plays a stream, so that nothing else can be played with it meanwhile."""
         return self.source.streams is not None and isinstance(self.source.world.single, gym.Env)
+
+    def record(self, path: str | Path, episodes: int = 20, seed: int | None = None) -> Path:
+        """Greedy episodes that did not fail as an .npz file: somebody else's `warm_start`."""
+        with self._aside():
+            return self.source.record(Path(path), episodes, seed)
 
     def export(self, path: str | Path) -> Path:
         """The greedy policy as an ONNX file, checked against this one."""
@@ -386,19 +403,21 @@ def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
 def _policy(config: ControlConfig, fleet: Fleet, actor: nn.Module | None) -> tuple[ActorPolicy, Scaling]:
     """The actor, ours or theirs, with the head that the action space needs."""
     head = make_head(fleet.action_space, config.action_head, config.log_std)
+    columns = Columns(config.action_chunk, head.tokens, config.logprob_type, config.entropy_type)
+    size = head.size * columns.size
     if actor is None:
         network: nn.Module = make_network(
-            fleet.observation_space, head.size, config.hidden, config.activation, config.memory, config.seed
+            fleet.observation_space, size, config.hidden, config.activation, config.memory, config.seed
         )
     else:
         unused = [name for name in ("hidden", "activation", "memory") if name in config.model_fields_set]
         if unused:
             raise ConfigError(f"{unused[0]} has no effect with an actor of your own")
         network = actor
-        check_fits(network, fleet.observation_space, head.size, "actor", fleet.action_space)
+        check_fits(network, fleet.observation_space, size, "actor", fleet.action_space)
     for module in (network, head):
         moved(module, "cpu" if config.device == "auto" and actor is None else config.device)
-    return ActorPolicy(network, head), Scaling(fleet.observation_space, config.scale_observations)
+    return ActorPolicy(network, head, columns), Scaling(fleet.observation_space, config.scale_observations)
 
 
 def _optimizer(

@@ -33,6 +33,8 @@ LOG_STD = (-10.0, 10.0)
 """Limits of a Gaussian's log standard deviation: anything divided by it still has a square in float32."""
 _BETA_EDGE = 1e-6
 """A Beta sample is kept this far from 0 and 1, where the logarithms end."""
+_TANH_EDGE = 0.999
+"""A shown action nearer to a bound than this stands for a sample this near: tanh reaches the bound nowhere."""
 
 
 class Head(nn.Module):
@@ -65,6 +67,10 @@ class Head(nn.Module):
         """The actions that M records stand for, in the space's shape and dtype. NumPy or torch."""
         raise NotImplementedError
 
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """The records that stand for M actions of the space: `to_env` undone, inside the bounds. NumPy."""
+        raise NotImplementedError
+
     def greedy(self, out: Tensor) -> Tensor:
         """The greedy actions, in the environment's units."""
         return self.to_env(self.mode(out))
@@ -75,6 +81,19 @@ class Head(nn.Module):
 
     def entropy(self, out: Tensor) -> Tensor:
         """Exact."""
+        raise NotImplementedError
+
+    @property
+    def tokens(self) -> int:
+        """Numbers or choices that one action is made of, each drawn on its own."""
+        return math.prod(self.shape)
+
+    def token_logp(self, out: Tensor, recorded: Tensor) -> Tensor:
+        """(…, tokens), whose sum is `logp`."""
+        raise NotImplementedError
+
+    def token_entropy(self, out: Tensor) -> Tensor:
+        """(…, tokens), whose sum is `entropy`."""
         raise NotImplementedError
 
     def describe(self, out: Array) -> Array:
@@ -105,6 +124,9 @@ class _Choices(Head):
     def _total(self, x: Array) -> Array:
         return x.sum(-1) if self.shape else x
 
+    def _apart(self, x: Tensor) -> Tensor:
+        return x if self.shape else x[..., None]
+
     def sample(self, out_MF: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """By inverting the distribution function, with one uniform number a choice."""
         logits = self._logits(out_MF)
@@ -123,12 +145,22 @@ class _Choices(Head):
 
     def logp(self, out: Tensor, recorded: Tensor) -> Tensor:
         """Of the choices made."""
-        all_logp = self._logits(out).log_softmax(-1)
-        return self._total(all_logp.gather(-1, recorded.long()[..., None])[..., 0])
+        return self._total(self._chosen(out, recorded))
 
     def entropy(self, out: Tensor) -> Tensor:
         """Over all choices."""
         return self._total(exact_entropy(self._logits(out).log_softmax(-1)))
+
+    def token_logp(self, out: Tensor, recorded: Tensor) -> Tensor:
+        """Of each choice."""
+        return self._apart(self._chosen(out, recorded))
+
+    def token_entropy(self, out: Tensor) -> Tensor:
+        """Of each choice."""
+        return self._apart(exact_entropy(self._logits(out).log_softmax(-1)))
+
+    def _chosen(self, out: Tensor, recorded: Tensor) -> Tensor:
+        return self._logits(out).log_softmax(-1).gather(-1, recorded.long()[..., None])[..., 0]
 
     def kl(self, old: Tensor, out: Tensor) -> Tensor:
         """Over all choices."""
@@ -149,6 +181,10 @@ class Categorical(_Choices):
         """Counted from the space's start."""
         return self._shaped(recorded + self._start)
 
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """Counted from 0."""
+        return np.asarray(actions, self.dtype).reshape(-1) - self._start
+
 
 class MultiCategorical(_Choices):
     """Several choices at once: a MultiDiscrete space, the logits of one choice after those of the other."""
@@ -168,6 +204,10 @@ class MultiCategorical(_Choices):
         """Counted from the space's start."""
         return self._shaped(recorded + self._get("start_A", recorded))
 
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """Counted from 0."""
+        return np.asarray(actions, self.dtype).reshape(-1, *self.shape) - self._kept["start_A"]
+
 
 class Bernoulli(_Choices):
     """Several switches: a MultiBinary space. Each number is the logit of on."""
@@ -183,6 +223,10 @@ class Bernoulli(_Choices):
     def to_env(self, recorded: Array) -> Array:
         """1 is on."""
         return self._shaped(recorded)
+
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """1 is on."""
+        return np.asarray(actions, self.dtype).reshape(-1, *self.shape)
 
 
 class _Real(Head):
@@ -202,6 +246,23 @@ class _Real(Head):
 
     def _unit(self, recorded: Array) -> Array:
         raise NotImplementedError
+
+    def _record(self, unit_MA: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def from_env(self, actions: np.ndarray) -> np.ndarray:
+        """What would have been drawn; short of the bounds where those are at infinity."""
+        low_A, high_A, middle_A, half_A = (self._kept[name] for name in ("low_A", "high_A", "middle_A", "half_A"))
+        inside_MA = np.clip(np.asarray(actions, np.float64).reshape(-1, *self.shape), low_A, high_A)
+        return self._record((inside_MA - middle_A) / half_A).astype(self.dtype)
+
+    def logp(self, out: Tensor, recorded: Tensor) -> Tensor:
+        """Summed over the numbers."""
+        return self.token_logp(out, recorded).sum(-1)
+
+    def entropy(self, out: Tensor) -> Tensor:
+        """Summed over the numbers."""
+        return self.token_entropy(out).sum(-1)
 
     def to_env(self, recorded: Array) -> Array:
         """Inside the bounds; rounded where the space counts."""
@@ -229,28 +290,31 @@ class Gaussian(_Real):
     def _unit(self, recorded: Array) -> Array:
         return recorded
 
+    def _record(self, unit_MA: np.ndarray) -> np.ndarray:
+        return unit_MA
+
     def sample(self, out_MF: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Mean plus noise, neither clipped nor squashed."""
         mean_MA, log_std = self._split(out_MF)
         recorded_MA = mean_MA + np.exp(log_std) * random.standard_normal(mean_MA.shape, dtype=np.float32)
-        return recorded_MA, self._density(mean_MA, log_std, recorded_MA)
+        return recorded_MA, self._density(mean_MA, log_std, recorded_MA).sum(-1)
 
     def mode(self, out: Array) -> Array:
         """The mean."""
         return out[..., : self.shape[0]]
 
-    def logp(self, out: Tensor, recorded: Tensor) -> Tensor:
+    def token_logp(self, out: Tensor, recorded: Tensor) -> Tensor:
         """Of the sample before clipping, or after tanh."""
         return self._density(*self._split(out), recorded)
 
     def _density(self, mean: Array, log_std: Array, recorded: Array) -> Array:
         z = (recorded - mean) * namespace(log_std).exp(-log_std)
-        return (-0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return -0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi)
 
-    def entropy(self, out: Tensor) -> Tensor:
+    def token_entropy(self, out: Tensor) -> Tensor:
         """Before clipping."""
         mean, log_std = self._split(out)
-        return (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand(mean.shape).sum(-1)
+        return (log_std + 0.5 * math.log(2 * math.pi * math.e)).expand(mean.shape)
 
     def describe(self, out: Array) -> Array:
         """Means, then log stds."""
@@ -276,11 +340,14 @@ class SquashedGaussian(Gaussian):
     def _unit(self, recorded: Array) -> Array:
         return namespace(recorded).tanh(recorded)
 
+    def _record(self, unit_MA: np.ndarray) -> np.ndarray:
+        return np.arctanh(np.clip(unit_MA, -_TANH_EDGE, _TANH_EDGE))
+
     def _density(self, mean: Array, log_std: Array, recorded: Array) -> Array:
         slope = 2 * (math.log(2) - recorded - _softplus(-2 * recorded))  # log(1 − tanh²) without the difference
-        return super()._density(mean, log_std, recorded) - slope.sum(-1)
+        return super()._density(mean, log_std, recorded) - slope
 
-    def entropy(self, out: Tensor) -> Tensor:
+    def token_entropy(self, out: Tensor) -> Tensor:
         """The Gaussian's plus E[log(1 − tanh²u)] = 2 log 2 − 2 E[log 2cosh u], to float32 for every mean and std.
 
         log 2cosh u = E|u − l| for a logistic l of scale ½. With l a mixture of normals, |u − l| is one of folded
@@ -292,7 +359,7 @@ class SquashedGaussian(Gaussian):
         z_K = mean / scale_K
         folded_K = scale_K * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z_K**2) + mean * torch.erf(z_K * math.sqrt(0.5))
         log_2cosh = (folded_K * mean.new_tensor(_SHARE_K)).sum(-1)
-        return super().entropy(out) + 2 * (math.log(2) - log_2cosh).sum(-1)
+        return super().token_entropy(out) + 2 * (math.log(2) - log_2cosh)
 
 
 class Beta(_Real):
@@ -308,6 +375,9 @@ class Beta(_Real):
     def _unit(self, recorded: Array) -> Array:
         return 2 * recorded - 1
 
+    def _record(self, unit_MA: np.ndarray) -> np.ndarray:
+        return np.clip((unit_MA + 1) / 2, _BETA_EDGE, 1 - _BETA_EDGE)
+
     def sample(self, out_MF: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """In (0, 1); NumPy has no log Γ, so torch gives the log-prob."""
         drawn_MA = np.clip(random.beta(*self._split(out_MF)), _BETA_EDGE, 1 - _BETA_EDGE).astype(np.float32)
@@ -318,17 +388,17 @@ class Beta(_Real):
         alpha, beta = self._split(out)
         return alpha / (alpha + beta)
 
-    def logp(self, out: Tensor, recorded: Tensor) -> Tensor:
+    def token_logp(self, out: Tensor, recorded: Tensor) -> Tensor:
         """Of the sample in (0, 1)."""
         alpha, beta = self._split(out)
         powers = (alpha - 1) * torch.log(recorded) + (beta - 1) * torch.log1p(-recorded)
-        return (powers - _log_beta(alpha, beta)).sum(-1)
+        return powers - _log_beta(alpha, beta)
 
-    def entropy(self, out: Tensor) -> Tensor:
+    def token_entropy(self, out: Tensor) -> Tensor:
         """In closed form."""
         alpha, beta = self._split(out)
         slopes = (alpha - 1) * torch.digamma(alpha) + (beta - 1) * torch.digamma(beta)
-        return (_log_beta(alpha, beta) - slopes + (alpha + beta - 2) * torch.digamma(alpha + beta)).sum(-1)
+        return _log_beta(alpha, beta) - slopes + (alpha + beta - 2) * torch.digamma(alpha + beta)
 
     def kl(self, old: Tensor, out: Tensor) -> Tensor:
         """In closed form."""

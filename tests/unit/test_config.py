@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from grpo.config import COLUMNS, ConfigError, GRPOConfig
+from grpo.control.config import ControlConfig
 from grpo.dialects import COMMON, RUN, SYSTEMS, spellings, table_text, translate
 from grpo.language.config import LanguageConfig
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
+from grpo.worldmodel.config import WorldModelConfig
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_switched_off_keys_are_not_read():
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_spelling_ends_in_a_setting(system):
     """The table is tested against the schema: no foreign key leads nowhere."""
-    schema = LanguageConfig if system == "trl" else GRPOConfig
+    schema = {"trl": LanguageConfig, "dreamer": WorldModelConfig, "rlinf": ControlConfig}.get(system, GRPOConfig)
     known = {*schema.model_fields, *COLUMNS}
     for spelling in spellings(system).values():
         names = {name.strip() for name in spelling.becomes.split(",")}
