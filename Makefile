@@ -6,7 +6,7 @@ EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint bench bench-gpu bench-control bench-language docs fmt clean
+.PHONY: help train test check lint bench bench-gpu bench-control bench-language pictures docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench-language: $(READY) ## sampling, scoring memory, and what the language pres
 	$(BIN)/python bench/scoring_memory.py --rows 2
 	$(BIN)/python bench/language_tiny.py
 	$(BIN)/python bench/language_smollm.py
+
+pictures: $(READY) ## take the viewer's screenshots for the docs anew, with the browser tests (needs chromium and its driver)
+	GRPO_PICTURES=docs/figures $(BIN)/python -m pytest -q -m browser tests/browser
 
 docs: $(READY) ## write the generated pages, then build HTML into docs/_build/html
 	$(BIN)/python docs/make_pages.py

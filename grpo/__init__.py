@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from grpo.report import StepReport
     from grpo.rollouts import Denominators, Rollouts
     from grpo.trainer import GRPOTrainer
+    from grpo.view.launch import show
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "Rollouts",
     "StepReport",
     "recipe",
+    "show",
 ]
 
 _HOME = {
@@ -44,6 +46,7 @@ _HOME = {
     "Recipe": "grpo.recipes",
     "Rollouts": "grpo.rollouts",
     "recipe": "grpo.recipes",
+    "show": "grpo.view.launch",
 }
 
 

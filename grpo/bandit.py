@@ -216,6 +216,11 @@ class BanditSource:
         """Of the policy that sampled last; best arm None while all arms pay alike."""
         return self._metrics
 
+    @torch.no_grad()
+    def entropies(self, rows: Rollouts) -> Tensor | None:
+        """Of the choice, by the policy as it is now."""
+        return self._policy.score(rows, entropy=True).entropy_NT
+
     def show(self, rows: Rollouts) -> list[dict[str, Any]]:
         """The arm that each row pulled."""
         return [{"arm": arm} for arm in rows.inputs.tolist()]

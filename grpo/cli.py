@@ -1,4 +1,4 @@
-"""The command line: grpo train | eval | chat | export | presets | config | doctor."""
+"""The command line: grpo train | view | eval | chat | export | presets | config | doctor."""
 
 import argparse
 import os
@@ -20,6 +20,7 @@ Any setting can follow as a flag, in our spelling or another system's, with - or
   grpo train bandit grpo_kl --beta 0.1 --epsilon 0.2 --num-generations 4 --loss-type dr_grpo
   grpo train gsm8k --model PATH_OR_ID --num-generations 8 --use-wandb
   grpo train my_data.jsonl --reward my_rewards.py:correctness --model PATH_OR_ID
+  grpo train dreamer --env CartPole-v1
   grpo train bandit my.yaml --set algorithm.kl_beta=0.02 --run.steps 200
   grpo train --resume runs/bandit-20261115-101500
 
@@ -91,6 +92,15 @@ def _parser() -> argparse.ArgumentParser:
         "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
     )
 
+    viewed = command("view", _view, "look at runs in a browser: curves, groups, every token's numbers", "[RUNS|RUN]")
+    viewed.add_argument(
+        "folder", type=Path, nargs="?", default=Path("runs"), help="a folder of runs, or one run (runs)"
+    )
+    viewed.add_argument("--export", type=Path, metavar="FILE", help="write one self-contained HTML file instead")
+    viewed.add_argument("--groups", metavar="N|STEP/GROUP,…", help="with --export: how many groups, or which (12)")
+    viewed.add_argument("--host", metavar="ADDRESS", help="whose requests are heard (127.0.0.1); others need a token")
+    viewed.add_argument("--port", type=_port, help="where to listen (a free one)")
+    viewed.add_argument("--no-browser", action="store_true", help="only print the link")
     looked = command("eval", _eval, "try what was trained on fresh starts or held-out prompts: a table with intervals")
     talked = command("chat", _chat, "talk to a language model that was trained")
     exported = command("export", _export, "write what was trained: a model's folder, or a policy as an ONNX file")
@@ -101,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     prompts.add_argument("--dataset", metavar="FILE", help="held-out rows, a file or a hub id (the run's own)")
     prompts.add_argument("--samples", type=_count, metavar="K", help="answers to each prompt; 1: the likeliest tokens")
     prompts.add_argument("--limit", type=_count, metavar="N", help="only the first N rows")
-    plays = looked.add_argument_group("control")
+    plays = looked.add_argument_group("control and world models")
     plays.add_argument("--episodes", type=_count, help="how many (20)")
     plays.add_argument("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
     plays.add_argument("--render", action="store_true", help="show a window; without a display, write a video")
@@ -119,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "config", _config, "print the resolved settings and where each came from", "PRESET|FILE … [--setting value …]"
     )
     config.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")
+    config.add_argument("--configs", nargs="+", default=[], metavar="PRESET", help="the same as naming presets first")
     config.add_argument("--dialects", action="store_true", help="print other systems' spellings and what they become")
     config.add_argument("--all", action="store_true", help="also the settings that are at their default")
 
@@ -151,6 +162,19 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
             raise ValueError("--resume takes its settings from the run folder; leave the presets out")
         return resume(Path(arguments.resume), _flags(arguments.set, rest))
     return start(_resolved(arguments, rest))
+
+
+def _view(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.view.launch import view
+
+    a = arguments
+    if a.export is not None:
+        for name, given in (("host", a.host), ("port", a.port), ("no-browser", a.no_browser or None)):
+            if given is not None:
+                raise ValueError(f"--{name} means nothing with --export; leave it out")
+    elif a.groups is not None:
+        raise ValueError("--groups is for --export; leave it out")
+    return view(a.folder, a.host or "127.0.0.1", a.port, not a.no_browser, a.export, a.groups or "12")
 
 
 def _eval(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -200,6 +224,12 @@ def _language(arguments: argparse.Namespace, for_prompts: Sequence[str], for_oth
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
     return int(text)
 
 

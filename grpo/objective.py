@@ -77,6 +77,44 @@ def objective(scores: Scores, batch: Experience, recipe: Recipe) -> Terms:
     return Terms(loss, policy_loss, kl_mean, entropy_mean, _metrics(stop_gradient(ratio_NT), d, over, recipe))
 
 
+def per_decision(scores: Scores, batch: Experience, recipe: Recipe) -> dict[str, Array]:
+    """What the objective made of every decision: gate · (term + penalty) · mismatch · weight is what it reduces.
+
+    Of chunks and trajectories that decide as one, each decision has the numbers of the whole; the KL is its own. Only
+    what the recipe has is there.
+    """
+    unknown = recipe.kl_estimator == "exact" and scores.exact_kl_NT is None
+    each = _decisions(scores, batch, recipe.but(beta=0.0) if unknown else recipe)
+    d = _folded(each, recipe)
+    ratio_NT = _ratio(d, recipe)
+    term_NT, gate_NT, penalty_NT, mismatch_NT = _surrogate(ratio_NT, d, recipe), d.mask, None, d.mismatch
+    if d.kept is not None:
+        gate_NT = gate_NT & d.kept
+    if d.selected is not None and recipe.surrogate != "geometric":
+        gate_NT = gate_NT & d.selected
+    if batch.penalised_NT is not None:
+        penalty_NT = masked(recipe.kl_cov_coef * absolute(d.log_ratio), batch.penalised_NT)
+    if batch.open_NT is not None and batch.penalised_NT is not None:  # the penalty passes the gate of the term
+        term_NT, gate_NT = masked(term_NT, batch.open_NT), gate_NT & (batch.open_NT | batch.penalised_NT)
+    elif batch.open_NT is not None:
+        gate_NT = gate_NT & batch.open_NT
+    if mismatch_NT is not None and recipe.surrogate == "geometric":
+        mismatch_NT = namespace(mismatch_NT).exp(row_mean(_log(mismatch_NT), d.mask)) * (mismatch_NT * 0 + 1)
+    elif recipe.surrogate == "vespo":  # part of its term
+        mismatch_NT = None
+    given = {"ratio": ratio_NT, "gate": gate_NT, "term": masked(term_NT, d.mask), "penalty": penalty_NT}
+    given |= {"mismatch": mismatch_NT, "weight": d.weight}
+    steps = batch.mask_NT.shape[1]
+    chunk_T = namespace(d.logp).arange(steps) // recipe.fold_size(steps)
+    found = {name: array if d is each else array[:, chunk_T] for name, array in given.items() if array is not None}
+    found["gate"] = found["gate"] & batch.mask_NT
+    kl_NT = each.kl
+    if recipe.beta and recipe.kl_in == "reward" and batch.ref_logp_NT is not None:
+        sampled_NT = batch.rollouts.old_logp_NT
+        kl_NT = kl.estimate(sampled_NT, batch.ref_logp_NT, recipe.kl_estimator, cap=recipe.kl_cap)
+    return found if kl_NT is None else found | {"kl": masked(kl_NT, batch.mask_NT)}
+
+
 def _decisions(scores: Scores, batch: Experience, recipe: Recipe) -> Decisions:
     """Everything the terms need, as recorded: exact zeros, in value and gradient, where nothing was decided."""
     mask_NT, rollouts = batch.mask_NT, batch.rollouts

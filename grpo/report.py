@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from grpo.experience import Experience, reward_size, trajectory_reward
 from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts, Scores, Status, row_index
 
+GATES = ("selected_NT", "open_NT", "penalised_NT")
+"""Of an experience: those that depend on the policy of the moment."""
+
 
 class StepReport(Mapping[str, float | None]):
     """A mapping of metric names to values (None: nothing finite to report)."""
@@ -23,6 +27,7 @@ class StepReport(Mapping[str, float | None]):
         self.step = step
         self.metrics = dict(metrics)
         self.experience = experience
+        """With the gates of the last pass."""
         self.scores = scores
         """Log-probs of the last pass: the first has ratio 1 and no clips."""
 
@@ -57,6 +62,8 @@ class Update:
     """The optimiser moved the weights."""
     skipped: bool
     """It would have, but the minibatch was non-finite or too far off-policy."""
+    gates: Mapping[str, Tensor] = field(default_factory=dict)
+    """By name, those that the minibatch had."""
 
 
 class Updates:
@@ -92,6 +99,19 @@ class Updates:
             flat_M, logp_NT = logp_NT[:, 0], experience.rollouts.old_logp_NT.detach().clone()
             logp_NT[experience.rollouts.mask_NT] = flat_M.to(logp_NT.dtype)
         return Scores(logp_NT)
+
+    def last_gates(self, experience: Experience) -> Experience:
+        """`experience` with the gates that each decision met when it was last scored; most recipes have none."""
+        found: dict[str, Any] = {}
+        for name in dict.fromkeys(name for update in self._all for name in update.gates):
+            gate_NT = torch.full_like(self._experience.mask_NT, name != "penalised_NT")
+            for update in self._all:
+                gate_NT[row_index(update.rows, gate_NT)] = update.gates[name].to(gate_NT)
+            if self._experience is not experience:  # it was taken apart into decisions
+                flat_M, gate_NT = gate_NT[:, 0], torch.full_like(experience.mask_NT, name != "penalised_NT")
+                gate_NT[experience.rollouts.mask_NT] = flat_M
+            found[name] = gate_NT
+        return replace(experience, **found) if found else experience
 
     def metrics(self) -> dict[str, float | None]:
         """Mean over the step's updates, of what was finite."""

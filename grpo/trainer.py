@@ -23,7 +23,7 @@ from grpo.experience import Experience, reward_size, trajectory_reward, with_gat
 from grpo.models import ModelPolicy, ModelReference, ModelSource, moved
 from grpo.objective import objective
 from grpo.protocols import Collected, CollectRequest, Phase, Reference, RolloutSource, SequencePolicy, State, no_phase
-from grpo.report import StepReport, Update, Updates, reward_metrics
+from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
 from grpo.rollouts import Rollouts
 
 __all__ = ["Diverged", "GRPOTrainer", "StepReport"]
@@ -65,6 +65,8 @@ class GRPOTrainer:
         self.recipe = self.config.algorithm
         self.phase = phase
         self.steps_done = 0
+        self.run_folder: Any = None
+        """Where a run left its results last; `grpo.show(trainer)` looks there."""
         self.policy, self.source = self._seats(policy, reward_model, source, states)
         self.reference = self._make_reference(policy, reference_policy)
         self.optimizer = self._make_optimizer() if optimizer is None else self._checked(optimizer)
@@ -96,7 +98,7 @@ class GRPOTrainer:
         self.steps_done += 1
         self._sync_reference()
         metrics |= updates.metrics() | dict(self.source.metrics())
-        report = StepReport(self.steps_done, metrics, experience, updates.last_scores(experience))
+        report = StepReport(self.steps_done, metrics, updates.last_gates(experience), updates.last_scores(experience))
         self._watch(updates, report)
         return report
 
@@ -209,7 +211,8 @@ class GRPOTrainer:
             self.optimizer.step()
             self.policy.version += 1
         self._zero_grad()
-        return Update(rows, logp_NT, values, finite, taken, skipped)
+        gates = {name: gate for name in GATES if (gate := getattr(batch, name)) is not None}
+        return Update(rows, logp_NT, values, finite, taken, skipped, gates)
 
     def _gradients(self, batch: Experience) -> tuple[dict[str, float], Tensor]:
         """Loss, metrics, log-probs of the minibatch; gradients accumulated. Out of memory: again in smaller parts."""

@@ -280,6 +280,8 @@ def _check(config: LanguageConfig) -> None:
         raise ConfigError(f"quantize={config.quantize}: quantised weights cannot be trained; set lora_rank or adapter")
     if config.weights == "bfloat16" and (config.lora_rank or config.adapter):
         raise ConfigError("weights=bfloat16 is for training all weights; an adapter's few are kept in float32")
+    if config.weights == "bfloat16" and config.ref_sync_steps is not None and config.ref_mixup_alpha < 1:
+        raise ConfigError("ref_mixup_alpha below 1 is rounded away where weights=bfloat16; leave it out")
     if config.weights == "bfloat16" and config.dtype not in ("auto", "bfloat16"):
         raise ConfigError(f"weights=bfloat16 are computed with in bfloat16; dtype={config.dtype} cannot go with them")
     if config.lora_rank and config.adapter:

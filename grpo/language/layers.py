@@ -57,6 +57,7 @@ class Packed:
 
     def _together(self, number: int, parts: list[Tensor], copies: list[tuple[Tensor, Tensor]]) -> Tensor:
         if (whole := _one_memory(parts, self._dtype)) is not None:
+            self._copies.pop(number, None)
             return whole
         if number not in self._copies:
             self._copies[number] = torch.cat([part.detach().to(self._dtype) for part in parts])

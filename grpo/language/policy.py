@@ -60,7 +60,10 @@ class Scorer:
         self.device = next(model.parameters()).device
         self.keep: str | None = None
         """What a layer keeps of a pass; None: as much as there is memory for. See `layers.KEEP`."""
-        self._budget = budget
+        self.set_budget = budget
+        """Tokens of a pass as the settings have it; None: the device and its memory decide."""
+        self._halved = 0
+        """Times that a pass without gradient ran out of memory."""
         self._layers: Any = None
         self._whole = not self._agrees()
         self._fused = not self._whole and self._fuses()
@@ -100,9 +103,8 @@ class Scorer:
 
     def in_parts(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
         """The same without gradient, in passes of at most `budget` tokens; out of memory: in smaller ones."""
-        halvings = 0
         while True:
-            parts = self.split(samples, None, halvings)
+            parts = self.split(samples, None, self._halved)
             try:
                 with torch.no_grad():
                     found = [self([samples[row] for row in rows], steps, entropy) for rows in parts]
@@ -110,7 +112,7 @@ class Scorer:
             except torch.OutOfMemoryError:
                 if all(len(rows) == 1 for rows in parts):
                     raise
-            halvings += 1
+            self._halved += 1
         order = torch.as_tensor([row for rows in parts for row in rows]).argsort().to(self.device)
         entropy_NT = torch.cat([s.entropy_NT for s in found if s.entropy_NT is not None])[order] if entropy else None
         return Scores(torch.cat([s.logp_NT for s in found])[order], entropy_NT)
@@ -128,8 +130,8 @@ class Scorer:
     @property
     def budget(self) -> int:
         """Tokens of a pass: as set, else what the memory that is free now allows without computing anything twice."""
-        if self._budget is not None or self._layers is None:
-            return self._budget or BUDGET.get(self.device.type, 32_768)
+        if self.set_budget is not None or self._layers is None:
+            return self.set_budget or BUDGET.get(self.device.type, 32_768)
         each = self._layers.kept_bytes("everything") + self._layers.passing_bytes()
         return int(min(max(0.6 * free_memory(self.device) / each, LEAST), MOST))
 
@@ -221,6 +223,8 @@ class Scorer:
                     with torch.set_grad_enabled(bool(learned)), precision:
                         logp_NT = self(rows, 3).logp_NT
                         grads = torch.autograd.grad(logp_NT.sum(), learned, materialize_grads=True) if learned else ()
+                except torch.OutOfMemoryError:
+                    raise
                 except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
                     return False
                 finally:

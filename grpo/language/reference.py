@@ -26,7 +26,7 @@ class FrozenCopy:
         mine = policy.scorer
         self._policy = policy
         packing = mine.packing if model is None else "auto"  # another architecture may need another
-        self._scorer = Scorer(made, mine.temperature, packing, mine.budget, mine.pad, mine.autocast)
+        self._scorer = Scorer(made, mine.temperature, packing, mine.set_budget, mine.pad, mine.autocast)
         self._parameters = {name: p for name, p in made.named_parameters() if name in policy.parameters()}
 
     def score(self, rows: Rollouts) -> Tensor:

@@ -63,6 +63,8 @@ class Sample:
     """Of those, calls that were refused or raised."""
     kept: float | None = None
     """See `Completion.kept`."""
+    attempt: int = 0
+    """Times that its prompt had been sampled in this step before."""
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     """What each reward function gave, once judged; None: no opinion."""
     extras: Mapping[str, Any] = field(default_factory=dict)

@@ -125,6 +125,8 @@ class LanguageSource:
             starts = [self.prompts.prompt(start) for start in request.starts]
         moment = (request.step, request.attempt)
         samples, judged = self.judged(starts, config.group_size, config.sampling, TRAINING, moment)
+        if request.attempt:
+            samples = [replace(sample, attempt=request.attempt) for sample in samples]
         rollouts = self._rollouts(samples, judged, config.group_size)
         self._measure(samples, judged, request)
         return Collected(rollouts, starts)
@@ -281,6 +283,15 @@ class LanguageSource:
         """Have the engine let go of what it keeps between steps; whether there was anything."""
         return bool(getattr(self.engine, "make_room", bool)())
 
+    @torch.no_grad()
+    def entropies(self, rows: Rollouts) -> Tensor | None:
+        """Of each token, by the policy as it is now; None where there is no memory for it."""
+        self.policy.eval()
+        try:
+            return self.policy.score(rows, entropy=True).entropy_NT
+        except torch.OutOfMemoryError:
+            return None
+
     def show(self, rows: Rollouts) -> list[dict[str, Any]]:
         """Prompt, completion and verdict of each row, and its tokens one by one."""
         shown = []
@@ -297,6 +308,8 @@ class LanguageSource:
                 told["extras"] = dict(sample.extras)
             if len(sample.messages) > 1:
                 told["messages"] = list(sample.messages)
+            if sample.attempt:
+                told["attempt"] = sample.attempt
             if sample.error is not None:
                 told["error"] = sample.error
             if sample.trace is not None:

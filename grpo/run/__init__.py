@@ -7,7 +7,9 @@ seeding     (seed, step, stream) → every global generator
 checkpoint  atomic, hashed, newest valid one found again
 signals     Ctrl-C and SIGTERM as a request to stop between steps
 budget      how many samples may fail
+memory      how much of it the process holds
 exhibits    a step's groups as rows and arrays to look at later
+films       … and, where the source can, in motion
 sinks       mirrors of metrics.jsonl: TensorBoard, Weights & Biases, Trackio
 progress    what a person sees meanwhile
 plot        curve.png

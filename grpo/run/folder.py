@@ -4,8 +4,10 @@ run.json           schema, task, when, versions, seed, command line (secrets tak
 config.json        the resolved settings (secrets taken out)
 metrics.jsonl      one line a step, nothing that depends on the clock, null where a value is missing
 timing.jsonl       one line a step: seconds by phase
+status.json        steps asked for, the recipe, and how it ended: no reason = it runs, or was cut
 events.jsonl       what was skipped, failed or odd: named, counted; a log, never cut back
-samples/           step-00000010.jsonl (a row a try) and .npz (its per-decision arrays, float16)
+samples/           step-00000010.jsonl (a row a try) and .npz (its per-decision arrays, float16); step-00000010-….mp4
+                   or .png where rows name films of themselves: see `grpo.run.films`
 checkpoints/       step-00000010/ and the pointer `latest`: see `grpo.run.checkpoint`
 curve.png · lock
 """
@@ -22,6 +24,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -100,6 +103,11 @@ class RunFolder:
         """The settings that a resumption is to start from."""
         write_atomic(self.path / "config.json", dumps(self.redactor.tree(_plain(config)), indent=2))
 
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """How the run is doing, for whoever looks from outside. Never raises: nothing of the run depends on it."""
+        with suppress(OSError):
+            write_atomic(self.path / "status.json", dumps(self.redactor.tree(_plain(status)), indent=2))
+
     # --- reading ----------------------------------------------------------------------------------------------------
 
     @property
@@ -132,6 +140,10 @@ class RunFolder:
     def sample_steps(self) -> list[int]:
         """Steps whose groups were kept."""
         return sorted(_number(path) for path in (self.path / "samples").glob("step-*.jsonl"))
+
+    def film_steps(self) -> set[int]:
+        """Steps of which there are films beside the samples."""
+        return {_number(path) for path in (self.path / "samples").glob("step-*-*")}
 
     def samples(self, step: int) -> tuple[list[Row], dict[str, np.ndarray]]:
         """The kept groups of one step: a row a try, and arrays with one row a try."""
@@ -176,7 +188,7 @@ class RunFolder:
     def truncate_after(self, step: int) -> None:
         """Drop what steps after `step` left, so that doing them again gives the files of an uninterrupted run."""
         self.close()
-        for left in self.path.rglob(".*.tmp"):  # a write that was cut
+        for left in (*self.path.rglob(".*.tmp"), *self.path.rglob(".*.tmp.mp4")):  # a write that was cut
             left.unlink()
         for name in ("metrics.jsonl", "timing.jsonl"):
             path = self.path / name
@@ -243,7 +255,8 @@ def number(value: Any) -> float | None:
 
 
 def _number(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
+    """The step that a file of the samples belongs to."""
+    return int(path.stem.split("-")[1])
 
 
 @cache

@@ -84,6 +84,7 @@ def run(
         session = Session(trainer, folder, keep_last, keep_best, best_by, failure_budget, at, log_every)
         closing.enter_context(session)
         session.begin(resume, harmless)
+        session.announce(steps)
         closing.callback(session.mirrors.close)
         session.mirrors.open(sinks, project)
         shown = make_progress(progress) if progress is None or isinstance(progress, str) else progress

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from grpo.run import checkpoint, signals
 from grpo.run.budget import WINDOW, FailureBudget
 from grpo.run.exhibits import exhibit
 from grpo.run.files import Row
+from grpo.run.films import Films
 from grpo.run.folder import RunFolder, versions
+from grpo.run.memory import memory
 from grpo.run.seeding import seed_all
 from grpo.run.sinks import Mirrors
 from grpo.run.timing import time_split
@@ -106,6 +108,7 @@ class Session:
         self.reason: str | None = None
         self.seconds = 0.0
         self.mirrors = Mirrors(folder)
+        self.films = Films(folder)
         self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
         self._latest: Row = {}
         self._row: Row = {}
@@ -115,10 +118,11 @@ class Session:
         """The step whose checkpoint is being written."""
         self._cut = False
         self._unsaved = 0
-        self._samples_off = False
+        self._samples_off = self._samples_failed = False
         self._unrecorded = 0
         self._first = 0
         """Steps that were done when this process took over."""
+        self._status: dict[str, Any] = {}
         self._began = time.perf_counter()
 
     def begin(self, resume: bool | int, harmless: frozenset[str]) -> None:
@@ -153,6 +157,12 @@ class Session:
         self.budget.replay(before[-WINDOW:])
         self._first = trainer.steps_done
 
+    def announce(self, steps: int) -> None:
+        """Say what is going on, for the viewer."""
+        self._status = {"steps": steps, "recipe": asdict(self.trainer.recipe), "reason": None}
+        self.folder.write_status(self._status)
+        self.trainer.run_folder = self.folder.path
+
     def step(self) -> StepReport:
         """One step from its own seed."""
         began = time.perf_counter()
@@ -183,7 +193,7 @@ class Session:
         try:
             row = self.folder.append_metrics(report.step, metrics)
             measures: Mapping[str, float] = getattr(self.trainer.source, "measures", dict)()
-            self.folder.append_timing(report.step, {**seconds, **measures}, self.seconds)
+            self.folder.append_timing(report.step, {**seconds, **measures, **memory()}, self.seconds)
             self._unrecorded = 0
         except OSError as error:
             row = {"step": report.step, **metrics}
@@ -221,10 +231,17 @@ class Session:
         if self._samples_off:
             return
         try:
-            self.folder.write_samples(report.step, *exhibit(report, self.trainer.source, groups))
+            rows, arrays = exhibit(report, self.trainer.source, groups, self.trainer.recipe)
+            self.films.add(report, self.trainer.source, rows)
+            self.folder.write_samples(report.step, rows, arrays)
         except OSError as error:
             self._samples_off = True
             self.folder.event(report.step, "samples_off", f"no groups are kept from here on: {error}")
+        except Exception as error:  # of the room's own code, say: looking on must not end a run
+            if not self._samples_failed:
+                self._samples_failed = True
+                what = f"the groups of step {report.step} were not kept: {type(error).__name__}: {error}"
+                self.folder.event(report.step, "samples_not_kept", f"{what}; others that fail are not told")
 
     def judge(self, report: StepReport) -> None:
         """Failed samples: an error on the first step, then counted against the budget."""
@@ -273,8 +290,12 @@ class Session:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """No save outlives the run; a second Ctrl-C does not wait for more of it than the file it is at."""
         self._cut = kind is not None and issubclass(kind, KeyboardInterrupt)
-        with suppress(_CutShort):
-            self.settle()
+        try:
+            with suppress(_CutShort):
+                self.settle()
+        finally:
+            if self._status:
+                self.folder.write_status(self._status | {"reason": _ending(kind) or self.reason})
 
     def _publish(self, taken: checkpoint.Snapshot) -> None:
         self.folder.sync()
@@ -352,7 +373,10 @@ class Session:
 
     def _why(self, report: StepReport) -> str:
         """What the source shows of the first failed row."""
-        rows, _ = exhibit(report, self.trainer.source, None)
+        try:
+            rows, _ = exhibit(report, self.trainer.source, None)
+        except Exception as error:
+            return f" (and cannot be shown: {type(error).__name__}: {error})"
         return next((f": {row['error']}" for row in rows if row["status"] == "failed" and "error" in row), "")
 
     def _dump(self, error: Diverged) -> None:
@@ -360,8 +384,20 @@ class Session:
         self.record(error.report, None)
         self.mirror_last()
         self.folder.event(error.report.step, "diverged", str(error))
-        shown = exhibit(error.report, self.trainer.source, None)
-        self.folder.write_samples(error.report.step, *shown, kind="diverged")
+        try:
+            shown = exhibit(error.report, self.trainer.source, None)
+            self.folder.write_samples(error.report.step, *shown, kind="diverged")
+        except Exception as reason:  # what is raised is that it diverged
+            self.folder.event(error.report.step, "samples_not_kept", f"{type(reason).__name__}: {reason}")
+
+
+def _ending(kind: type[BaseException] | None) -> str | None:
+    """Why a run was left by an exception."""
+    if kind is None:
+        return None
+    if issubclass(kind, KeyboardInterrupt):
+        return signals.INTERRUPTED
+    return "diverged" if issubclass(kind, Diverged) else kind.__name__
 
 
 def _begun(work: Callable[[], None]) -> tuple[futures.Future[None], threading.Thread]:

@@ -66,11 +66,12 @@ def test_cut_back_to_a_step(folder):
         folder.append_metrics(step, {"reward": step / 3})
         folder.append_timing(step, {}, 0.1)
         folder.write_samples(step, [{"row": 0}], {"mask": np.ones((1, 1), bool)})
+        (folder.path / "samples" / f"step-{step:08d}-film-9.mp4").write_bytes(b"film")
     kept = (folder.path / "metrics.jsonl").read_text().splitlines(keepends=True)[:3]
     folder.truncate_after(3)
     assert (folder.path / "metrics.jsonl").read_text() == "".join(kept)
     assert [row["step"] for row in folder.timing()] == [1, 2, 3]
-    assert folder.sample_steps() == [1, 2, 3]
+    assert folder.sample_steps() == [1, 2, 3] and folder.film_steps() == {1, 2, 3}
     folder.append_metrics(4, {})
     assert [row["step"] for row in folder.metrics()] == [1, 2, 3, 4]
 

@@ -37,7 +37,7 @@ def test_samples_hold_what_there_is_to_see(tmp_path):
     assert {row["group"] for row in rows} == {0}
     assert {"row", "group", "reward", "advantage", "status", "state", "action"} <= set(rows[0])
     assert abs(sum(row["advantage"] for row in rows)) < 1e-5
-    assert set(arrays) == {"mask", "old_logp", "logp", "ref_logp", "advantage", "gate"}
+    assert set(arrays) == {"mask", "old_logp", "logp", "ref_logp", "advantage", "gate", "log_ratio", "term", "kl"}
     assert {array.shape for array in arrays.values()} == {(4, 1)}
     assert arrays["logp"].dtype == np.float16
     assert (arrays["logp"] != arrays["old_logp"]).any()  # of the last pass

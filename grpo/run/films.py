@@ -1,0 +1,45 @@
+"""Films beside a step's samples: made by the source, ever more seldom, and never at the cost of the run.
+
+A source that can show its tries in motion has `film(rows, stem)`: it writes files whose names begin with the stem and
+returns, for each row, what to look at: [{"kind": "video" | "strip" | "image", "name": …, "file": …}].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grpo.run.folder import RunFolder
+from grpo.trainer import StepReport
+
+SELDOM = 4
+"""A step is filmed once so many times as many are done as when the last one was: a few films in a long run."""
+
+
+class Films:
+    """Of the first kept group of some kept steps, the first one among them."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder, self._off = folder, False
+        self._last: int | None = None
+        """The step that was filmed last; read from the folder, so that a resumed run films the steps it would have."""
+
+    def add(self, report: StepReport, source: Any, rows: list[dict[str, Any]]) -> None:
+        """Have the group's rows name their films. Whatever goes wrong is told once, and then there are none."""
+        make = getattr(source, "film", None)
+        if self._last is None:
+            self._last = max(self._folder.film_steps(), default=0)
+        if make is None or self._off or not rows or report.step < SELDOM * self._last:
+            return
+        group = [row for row in rows if row["group"] == rows[0]["group"]]
+        stem = self._folder.path / "samples" / f"step-{report.step:08d}"
+        try:
+            found = make(report.experience.rollouts.select([row["row"] for row in group]), stem)
+        except Exception as error:  # whatever drawing and encoding may raise: nothing of the run depends on it
+            self._off = True
+            for left in stem.parent.glob(f"{stem.name}-*"):
+                left.unlink()
+            self._folder.event(report.step, "no_films", f"nothing is filmed: {error}")
+            return
+        for row, media in zip(group, found, strict=False):
+            if media:
+                row["media"], self._last = media, report.step

@@ -1,0 +1,139 @@
+"""Plain-language warnings: what the numbers of the last steps say, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from grpo.run.folder import Row
+from grpo.view.series import Series
+
+WINDOW = 10
+"""Steps that a verdict looks at."""
+LEVELS = ("bad", "warn", "info")
+LOUD = {
+    "checkpoint_damaged": "warn",
+    "checkpoint_failed": "bad",
+    "diverged": "bad",
+    "failure_budget_spent": "bad",
+    "metrics_failed": "bad",
+    "samples_off": "warn",
+    "sink_failed": "warn",
+    "versions_changed": "info",
+}
+"""Events that are worth a line of their own."""
+
+Finding = tuple[str, str, str, str, str]
+"""Level, code, metric, what it is, what to do."""
+
+
+def warnings(metrics: Series, task: str, events: Sequence[Row] = ()) -> list[Row]:
+    """The most serious first."""
+    names = ("level", "code", "metric", "message", "remedy")
+    checks = (
+        _signal(metrics),
+        _ends(metrics, task),
+        _entropy(metrics),
+        _distance(metrics),
+        _gradient(metrics),
+        _counts(metrics),
+    )
+    found = [dict(zip(names, finding, strict=True)) | {"step": metrics.step} for check in checks for finding in check]
+    return sorted([*found, *_of_events(events)], key=lambda item: LEVELS.index(item["level"]))
+
+
+def _signal(m: Series) -> Iterator[Finding]:
+    """Rewards that cannot tell tries apart."""
+    reward, recent = m.values("reward"), m.values("frac_reward_zero_std", WINDOW)
+    silent = recent.mean() if len(recent) else 0.0
+    if len(reward) >= WINDOW and np.ptp(reward) == 0 and not m.values("reward_std").any():
+        what = f"every reward of every step so far is {reward[0]:.4g}: nothing can be learned"
+        yield "bad", "flat", "reward", what, "read some samples: is the reward right, is the task too hard?"
+    elif silent >= 0.5:
+        what = f"{100 * silent:.0f} % of the groups have no signal{_side(reward)}: their tries all got the same reward"
+        remedy = "larger groups, a higher temperature, prompts of another difficulty, no_signal=resample"
+        yield "bad" if silent >= 0.9 else "warn", "no_signal", "frac_reward_zero_std", what, remedy
+
+
+def _side(reward: np.ndarray) -> str:
+    """Whether silent groups are rather right or wrong, by where the mean reward is in its range so far."""
+    if not len(reward) or np.ptp(reward) == 0:
+        return ""
+    high = reward[-WINDOW:].mean() > (reward.max() + reward.min()) / 2
+    return " (mostly right)" if high else " (mostly wrong)"
+
+
+def _ends(m: Series, task: str) -> Iterator[Finding]:
+    """Completions that the limit cut off; an episode that reaches its time limit is often the aim."""
+    name = "completions/clipped_ratio"
+    cut = m.values(name, WINDOW)
+    if task == "language" and len(cut) and (share := cut.mean()) >= 0.2:
+        what = f"{100 * share:.0f} % of the completions are truncated: raise the limit"
+        remedy = "raise max_completion_length, or mask_truncated_completions"
+        yield "bad" if share >= 0.5 else "warn", "truncated", name, what, remedy
+
+
+def _entropy(m: Series) -> Iterator[Finding]:
+    """A policy that has no choice left, or no opinion."""
+    entropy = m.values("entropy")
+    if len(entropy) < WINDOW:
+        return
+    first, now = entropy[:5].mean(), entropy[-5:].mean()
+    if first > 0.05 and now < 0.1 * first:
+        what = f"entropy collapsed: {first:.3g} at first, {now:.3g} now"
+        yield "bad", "entropy", "entropy", what, "entropy_coef, a larger epsilon_high, clip_cov, a lower learning_rate"
+    elif first > 0 and now > max(3 * first, first + 1):
+        what = f"entropy explodes: {first:.3g} at first, {now:.3g} now"
+        yield "warn", "entropy", "entropy", what, "a lower learning_rate or entropy_coef"
+
+
+def _distance(m: Series) -> Iterator[Finding]:
+    """A policy that runs away from the reference, or from the one that sampled."""
+    for name, limit, remedy in (
+        ("kl", 0.5, "lower learning_rate, raise beta"),
+        ("approx_kl", 0.1, "fewer passes, a lower learning_rate, target_kl"),
+    ):
+        values = m.values(name)
+        if len(values) > 1 and (now := values[-3:].mean()) > max(limit, 10 * float(np.median(values[:-1]))):
+            yield "bad", "kl", name, f"{name} blows up: {now:.3g} in the last steps", remedy
+    ratio, held = m.values("ratio", 3), m.values("clip_ratio/region_mean", WINDOW)
+    if len(ratio) and abs(ratio.mean() - 1) > 0.5:
+        what = f"the policy is far from the one that sampled: mean ratio {ratio.mean():.3g}"
+        yield "warn", "ratio", "ratio", what, "fewer passes, max_ratio, target_kl"
+    if len(held) and held.mean() > 0.3:
+        what = f"{100 * held.mean():.0f} % of the decisions are clipped"
+        yield "warn", "clipped", "clip_ratio/region_mean", what, "fewer passes, a lower learning_rate"
+
+
+def _gradient(m: Series) -> Iterator[Finding]:
+    """A gradient that is not there, or too large."""
+    norm = m.values("grad_norm")
+    if len(norm) >= WINDOW and not norm[-WINDOW:].any():
+        what = f"the gradient was 0 for {WINDOW} steps: nothing is learned"
+        yield "bad", "grad", "grad_norm", what, "look at frac_reward_zero_std and at the samples"
+    elif len(norm) >= 2 * WINDOW and (usual := float(np.median(norm[:-3]))) * 10 < norm[-3:].mean() and usual:
+        what = f"the gradient is {norm[-3:].mean() / usual:.0f} times its usual size"
+        yield "warn", "grad", "grad_norm", what, "a lower learning_rate"
+
+
+def _counts(m: Series) -> Iterator[Finding]:
+    """What failed or was left out."""
+    if failed := m.values("failed", WINDOW).sum():
+        what = f"{failed:.0f} tries of the last {WINDOW} steps failed"
+        yield "warn", "failed", "failed", what, "the events and the groups with the badge reward_error name them"
+    if skipped := m.values("updates_skipped", WINDOW).sum():
+        what = f"{skipped:.0f} updates of the last {WINDOW} steps were left out"
+        remedy = "non-finite numbers, or a ratio above max_ratio: lower learning_rate"
+        yield "bad", "skipped", "updates_skipped", what, remedy
+    if m.values("microbatch_halvings", 1).any():
+        what = "micro-batches were halved for want of memory; the gradient is the same"
+        yield "info", "memory", "microbatch_halvings", what, "set tokens_per_microbatch or rows_per_microbatch"
+
+
+def _of_events(events: Sequence[Row]) -> Iterator[Row]:
+    """The last of each kind that matters."""
+    last = {row["event"]: row for row in events if isinstance(row.get("event"), str) and row["event"] in LOUD}
+    for name, row in last.items():
+        told = {"level": LOUD[name], "code": name, "metric": None, "remedy": "", "step": row.get("step")}
+        yield told | {"message": str(row.get("message"))}
