@@ -22,6 +22,13 @@ from grpo.protocols import (
 from grpo.rollouts import Rollouts, Scores, by_cost
 
 
+def device_of(name: str) -> str:
+    """The device in force: as named; auto: the first of cuda, mps, cpu."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 def moved(model: Any, device: str) -> Any:
     """The model on this device; `auto` leaves a user's own model where it is."""
     if device == "auto":

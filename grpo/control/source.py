@@ -17,7 +17,7 @@ from grpo.control.baselines import Baseline, choose, explained, linear, returns_
 from grpo.control.chunks import by_token, paid_together
 from grpo.control.config import ControlConfig
 from grpo.control.critic import Critic
-from grpo.control.evaluate import Evaluation, watch
+from grpo.control.evaluate import judged, watch
 from grpo.control.export import Greedy, export_onnx
 from grpo.control.films import Reel, film
 from grpo.control.groups import (
@@ -36,6 +36,7 @@ from grpo.control.play import Episodes, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import LIMIT, Scaling
 from grpo.control.stream import Streams
+from grpo.envs.evaluation import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import stack, take
@@ -289,7 +290,7 @@ class ControlSource:
         starts = seeds(chosen, 0, EVALUATION, episodes)
         random = None if greedy else np.random.default_rng([chosen, EVALUATION])
         self.policy.eval()
-        return Evaluation.of(play(self._eval_fleet, self.policy, self.scaling, starts, random, **self.config.playing))
+        return judged(play(self._eval_fleet, self.policy, self.scaling, starts, random, **self.config.playing))
 
     def record(self, path: Path, episodes: int, seed: int | None = None) -> Path:
         """Greedy episodes that did not fail, as a file that `warm_start` takes."""

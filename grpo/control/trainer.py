@@ -11,10 +11,8 @@ are that document's, and its W&B names are reported beside ours.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,22 +24,22 @@ from torch import nn
 from grpo.config import ConfigError
 from grpo.control.chunks import Columns
 from grpo.control.config import ControlConfig
-from grpo.control.evaluate import Evaluation, watch
+from grpo.control.evaluate import watch
 from grpo.control.groups import EVALUATION, seeds
 from grpo.control.networks import check_fits, make_network
 from grpo.control.policy import ActorPolicy, FrozenActor
 from grpo.control.scaling import Scaling
 from grpo.control.source import MOST_ENVS, ControlSource, World
 from grpo.dialects import translate
+from grpo.envs.evaluation import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.heads import make_head
+from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.video import can_show
 from grpo.models import moved
 from grpo.report import StepReport
-from grpo.run.budget import FailureBudget
-from grpo.run.folder import RunFolder
-from grpo.run.progress import SHOWN, make_progress
+from grpo.run.progress import SHOWN
 from grpo.run.session import SamplesFailed
 from grpo.trainer import GRPOTrainer as Trainer
 
@@ -155,99 +153,23 @@ class GRPOTrainer(Trainer):
         checkpoints is resumed.
         """
         limit = steps if total_updates is None else total_updates
-        if limit is None and env_steps is None and stop_at is None:
-            raise ValueError("train() needs total_updates, steps, env_steps or stop_at")
-        if (limit is not None and limit < 1) or (evaluate_every is not None and evaluate_every < 1):
-            raise ValueError(
-                f"train() needs at least one step, and one between evaluations; got {limit}, {evaluate_every}"
-            )
+        aim = Aim(limit, env_steps, stop_at, evaluate_every, callbacks, "total_updates, steps")
         judged = stop_at is not None or ((folder is not None or bool(trackers)) and not self._busy)
         every = evaluate_every or (5 if judged else None)
-        reports: list[StepReport] = []
-
-        def enough(report: StepReport) -> bool:
-            if reports:
-                reports[-1].forget()
-            reports.append(report)
-            asked = [callback(report) is False for callback in callbacks]
-            steps_made, value = report.get("env_steps") or 0.0, report.get("eval/return")
-            good = stop_at is not None and value is not None and value >= stop_at
-            return any(asked) or good or (env_steps is not None and steps_made >= env_steps)
-
         if folder is None and not trackers:
-            self._train_here(ENDLESS if limit is None else limit, every, enough, progress)
-            return reports
-        from grpo.run.loop import run  # here: only a run needs files, signals and locks
-
-        place, resume = self._folder(folder)
-        summary = run(
-            self,
-            ENDLESS if limit is None else limit,
-            place,
-            resume=resume,
-            keep_best=1,
-            best_by="eval/return" if every else "return",
-            checkpoint_every=every or 50,
-            sinks=trackers,
-            project=project,
-            progress=progress,
-            evaluate=self.source.evaluate if every else None,
-            evaluate_every=every,
-            stop=enough,
-        )
-        if summary.reason in ("failures", "unsaved"):
-            raise SamplesFailed(
-                f"{place.path}: the run ended ({summary.reason}) at step {summary.step}; see events.jsonl"
-            )
-        return reports
-
-    def _train_here(
-        self, limit: int, every: int | None, enough: Callable[[StepReport], bool], progress: str | None
-    ) -> None:
-        """Without leaving anything on disk."""
-        shown = make_progress(progress)
-        shown.names = (*self.source.headline, *SHOWN)
-        shown.start(None, self.steps_done, limit)
-        budget = FailureBudget()
-        try:
-            for _ in range(limit):
-                began = time.perf_counter()
-                report = self.step()
-                budget.add(report["failed"] or 0.0, float(len(report.experience)))
-                if report["failed"] and (report.step == 1 or budget.spent()):
-                    self._refuse(report)
-                if every is not None and report.step % every == 0:
-                    found = self.source.evaluate(report.step)
-                    report.metrics |= {f"eval/{name}": value for name, value in found.items()}
-                shown.step({"step": report.step, **report.metrics}, time.perf_counter() - began)
-                if enough(report):
-                    break
-        finally:
-            shown.close()
+            names = (*self.source.headline, *SHOWN)
+            learn_here(self, aim, every, progress, names, lambda report: float(len(report.experience)), self._refuse)
+            return aim.reports
+        name = "".join(c if c.isalnum() or c in "-_" else "-" for c in self.source.fleet.name)
+        place, resume = run_folder(folder, name, "control", self, _remade(self.env))
+        learn_there(self, aim, every, place, resume, sinks=trackers, project=project, progress=progress)
+        return aim.reports
 
     def _refuse(self, report: StepReport) -> None:
         """As a run does: a failure on the first step, or too many of them, is an error."""
         why = next((row["error"] for row in self.source.show(report.experience.rollouts) if "error" in row), "")
         when = "on the first step" if report.step == 1 else f"after other failures, in step {report.step}"
         raise SamplesFailed(f"{when} {report['failed']:.0f} of {len(report.experience)} samples failed: {why}")
-
-    def _folder(self, folder: str | Path | None) -> tuple[RunFolder, bool]:
-        """Where the run's results go, and whether a run is there already."""
-        now = datetime.now().astimezone()
-        name = "".join(c if c.isalnum() or c in "-_" else "-" for c in self.source.fleet.name)
-        path = Path("runs") / f"{name}-{now.strftime('%Y%m%d-%H%M%S')}" if folder is None else Path(folder)
-        if (path / "run.json").exists():
-            return RunFolder.open(path), True
-        config = self.config.model_dump(mode="json", exclude_unset=True) | _remade(self.env)
-        made = RunFolder.create(
-            path,
-            task="control",
-            config={"task": "control", **config.pop("recipe", {}), **config},  # as the command line would write it
-            created=now.isoformat(timespec="seconds"),
-            seed=self.config.seed,
-            argv=[],
-        )
-        return made, False
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

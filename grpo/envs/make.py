@@ -282,7 +282,7 @@ def _import_for(id: str) -> None:
     for beginnings, (module, package) in PACKAGES.items():
         if id.startswith(beginnings):
             if importlib.util.find_spec(module) is None:
-                raise EnvError(f"{id} needs {package}; pip install {package}")
+                raise EnvError(f"{id} needs {module.replace('_', '-')}; pip install {package}")
             _load_module(module, id)
             return
     namespace, slash, _ = id.partition("/")

@@ -11,23 +11,17 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
+from grpo.models import device_of
 
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def device_of(config: LanguageConfig) -> str:
-    """The device in force: as set, else the first of cuda, mps, cpu."""
-    if config.device != "auto":
-        return config.device
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def arithmetic(config: LanguageConfig) -> torch.dtype:
     """What products are computed in: as set, else bfloat16 where the GPU has it."""
     if config.dtype != "auto" or config.weights == "bfloat16":
         return DTYPES[config.weights if config.dtype == "auto" else config.dtype]
-    fast = device_of(config) == "cuda" and torch.cuda.is_bf16_supported()
+    fast = device_of(config.device) == "cuda" and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
 
 
@@ -45,7 +39,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
     if config.trust_remote_code:
         warnings.warn(f"trust_remote_code is on: code that comes with {config.model} will run here", stacklevel=2)
     place, more = _place(config)
-    if trained_whole and device_of(config) == "cpu" and arithmetic(config) == torch.float16:
+    if trained_whole and device_of(config.device) == "cpu" and arithmetic(config) == torch.float16:
         raise ConfigError("dtype=float16 cannot be computed on a CPU; use float32 or bfloat16")
     dtype = DTYPES[config.weights] if trained_whole else arithmetic(config)
     if config.attention != "auto":
@@ -71,7 +65,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ConfigError(unloadable("model", config.model, error)) from None
     if config.quantize == "none":
-        model.to(device_of(config))
+        model.to(device_of(config.device))
     return model
 
 

@@ -37,6 +37,7 @@ from grpo.language.source import PREFLIGHT, LanguageSource, OneAnswer, Player, s
 from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.language.vinference import vInference
 from grpo.language.warmup import warm_start
+from grpo.models import device_of
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
 from grpo.run.session import SamplesFailed, Summary
@@ -376,7 +377,7 @@ def _model(config: LanguageConfig, model: Any, tokenizer: Any, adapter: bool) ->
     """The module and its tokenizer, loaded or as given."""
     if config.model == TINY and (model is None or model == TINY):
         made, own = built_in(config.dataset).tiny(config.seed)
-        return made.to(loading.device_of(config)), tokenizer or own
+        return made.to(device_of(config.device)), tokenizer or own
     if model is None or isinstance(model, str):
         whole = not (adapter or config.lora_rank or config.adapter)
         return loading.load_model(config, whole), tokenizer or loading.load_tokenizer(config)
@@ -457,7 +458,7 @@ def _rewards(config: LanguageConfig, functions: Any, processing_classes: Any) ->
         processing_classes=processing_classes,
         timeout=config.reward_timeout,
         workers=config.reward_workers,
-        model_device=loading.device_of(config),
+        model_device=device_of(config.device),
         trust_remote_code=config.trust_remote_code,
         settings=config.model_dump(),
         seed=config.seed,

@@ -1,9 +1,8 @@
-"""How good an agent is on starts that training never used, with confidence intervals; and films of it."""
+"""How good an agent is on starts that training never used; and films of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.evaluation import Evaluation, rendered
+from grpo.envs.fleet import Fleet
 from grpo.envs.make import EnvFactory
-from grpo.envs.serial import name_of
 from grpo.envs.spaces import put, stack, zeros
 from grpo.envs.video import can_show, record
 from grpo.run.seeding import derive
@@ -22,7 +21,6 @@ from grpo.worldmodel.learner import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
 from grpo.worldmodel.views import View
 
-RESAMPLES = 2000
 MOST_ENVS = 64
 """Copies that are evaluated at a time."""
 
@@ -48,49 +46,6 @@ class World:
         if self._fleet is not None:
             self._fleet.close()
         self._fleet = None
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Whole episodes of an agent that does not learn meanwhile."""
-
-    return_E: np.ndarray
-    length_E: np.ndarray
-    success_E: np.ndarray
-    """NaN where the environment does not tell."""
-    failed: int = 0
-    why: str = ""
-    """What went wrong with the first that failed."""
-
-    def metrics(self) -> dict[str, float | None]:
-        """Means and spread, for a run's metrics."""
-        if not len(self.return_E):
-            return {"return": None, "failed": float(self.failed)}
-        known_E = self.success_E[~np.isnan(self.success_E)]
-        found: dict[str, float | None] = {
-            "return": float(self.return_E.mean()),
-            "return_std": float(self.return_E.std()),
-            "length": float(self.length_E.mean()),
-        }
-        found |= {"success": float(known_E.mean())} if len(known_E) else {}
-        return found | ({"failed": float(self.failed)} if self.failed else {})
-
-    def table(self) -> list[dict[str, Any]]:
-        """A row a quantity: mean, 95 % interval of the mean, spread, extremes."""
-        if not len(self.return_E):
-            raise EnvError(f"all {self.failed} episodes failed{f': {self.why}' if self.why else ''}")
-        known_E = self.success_E[~np.isnan(self.success_E)]
-        rows = [_row("return", self.return_E), _row("length", self.length_E)]
-        return rows + ([_row("success", known_E)] if len(known_E) else [])
-
-
-def _row(name: str, value_E: np.ndarray) -> dict[str, Any]:
-    """Percentile bootstrap of the mean, the same every time."""
-    drawn = np.random.default_rng(0).integers(0, len(value_E), (RESAMPLES, len(value_E)))
-    low, high = np.percentile(value_E[drawn].mean(1), [2.5, 97.5])
-    spread = {"std": float(value_E.std()), "min": float(value_E.min()), "max": float(value_E.max())}
-    between = {"mean": float(value_E.mean()), "low": float(low), "high": float(high)}
-    return {"quantity": name, **between, **spread, "episodes": len(value_E)}
 
 
 def starts(seed: int, count: int) -> list[int]:
@@ -190,7 +145,7 @@ def watch(
     if render and not window and video is None:
         video = Path("test.mp4")
     mode = "human" if window else "rgb_array" if video is not None else None
-    shown = _rendered(world.single, mode)
+    shown = rendered(world.single, mode)
     players = Players(view, model, policy, 1, True, seed)
 
     def act(observation: Any) -> Any:
@@ -220,14 +175,3 @@ def _episode(env: gym.Env[Any, Any], act: Callable[[Any], Any], seed: int) -> fl
         observation, reward, terminated, truncated, _ = env.step(act(observation))
         total, over = total + float(reward), bool(terminated or truncated)
     return total
-
-
-def _rendered(env: EnvFactory | gym.Env[Any, Any], mode: str | None) -> gym.Env[Any, Any]:
-    """The environment in a render mode: the one that was given where it has it, else made again."""
-    if isinstance(env, EnvFactory):
-        return env.make(render_mode=mode)
-    if mode is None or env.render_mode == mode:
-        return env
-    if env.spec is None:
-        raise EnvError(f"{name_of(env)} was not made with gym.make, so it cannot be made again to draw it; pass an id")
-    return gym.make(env.spec, render_mode=mode)

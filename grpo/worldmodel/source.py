@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo.envs.evaluation import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts
@@ -24,7 +25,7 @@ from grpo.run.session import SamplesFailed
 from grpo.workers import line
 from grpo.worldmodel.acting import Lanes
 from grpo.worldmodel.config import WorldModelConfig
-from grpo.worldmodel.evaluate import Evaluation, World, judge, watch
+from grpo.worldmodel.evaluate import World, judge, watch
 from grpo.worldmodel.imagine import Futures, Imagined, RewardFn, imagine, own_rewards
 from grpo.worldmodel.optimiser import part
 from grpo.worldmodel.policy import ActorPolicy

@@ -6,10 +6,7 @@ GRPOTrainer(env="CartPole-v1", reward_fn=upright).train(steps=500, folder="runs/
 
 from __future__ import annotations
 
-import importlib.util
-import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,21 +15,21 @@ import gymnasium as gym
 import torch
 
 from grpo.config import ConfigError
-from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.evaluation import Evaluation
+from grpo.envs.fleet import Fleet
 from grpo.envs.heads import Head, make_head
+from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
-from grpo.models import moved
+from grpo.models import device_of, moved
 from grpo.protocols import Reference
 from grpo.report import StepReport
 from grpo.run import checkpoint
-from grpo.run.budget import FailureBudget
 from grpo.run.folder import FolderError, RunFolder
-from grpo.run.progress import make_progress
 from grpo.run.session import SamplesFailed
 from grpo.trainer import GRPOTrainer as Trainer
 from grpo.worldmodel.adapters import adapt
 from grpo.worldmodel.config import WorldModelConfig
-from grpo.worldmodel.evaluate import Evaluation, World
+from grpo.worldmodel.evaluate import World
 from grpo.worldmodel.imagine import RewardFn
 from grpo.worldmodel.learner import WorldModel
 from grpo.worldmodel.optimiser import part
@@ -41,9 +38,6 @@ from grpo.worldmodel.source import WorldModelSource
 from grpo.worldmodel.study import Study
 from grpo.worldmodel.views import DrawnFactory, View
 
-ENDLESS = 10**9
-SUITE = "dm_control/"
-"""How ids of the DeepMind control suite begin; shimmy makes Gymnasium environments of them."""
 Env = str | Callable[[], gym.Env[Any, Any]]
 
 
@@ -108,92 +102,16 @@ class GRPOTrainer(Trainer):
         The return is looked at every `evaluate_every` steps (50). With `folder` or `trackers` everything a run leaves
         goes there; a folder that already holds checkpoints is resumed.
         """
-        if steps is None and env_steps is None and stop_at is None:
-            raise ValueError("train() needs steps, env_steps or stop_at")
-        if (steps is not None and steps < 1) or (evaluate_every is not None and evaluate_every < 1):
-            raise ValueError(
-                f"train() needs at least one step, and one between evaluations; got {steps}, {evaluate_every}"
-            )
+        aim = Aim(steps, env_steps, stop_at, evaluate_every, callbacks)
         every = evaluate_every or (50 if stop_at is not None or folder is not None or trackers else None)
-        reports: list[StepReport] = []
-
-        def enough(report: StepReport) -> bool:
-            if reports:
-                reports[-1].forget()
-            reports.append(report)
-            asked = [callback(report) is False for callback in callbacks]
-            made, value = report.get("env_steps") or 0.0, report.get("eval/return")
-            good = stop_at is not None and value is not None and value >= stop_at
-            return any(asked) or good or (env_steps is not None and made >= env_steps)
-
-        limit = ENDLESS if steps is None else steps
         if folder is None and not trackers:
-            self._train_here(limit, every, enough, progress)
-            return reports
-        from grpo.run.loop import run  # here: only a run needs files, signals and locks
-
-        place, resume = self._folder(folder)
+            learn_here(self, aim, every, progress, self.source.headline, _samples, _refuse)
+            return aim.reports
+        place, resume = run_folder(folder, "dreamer", "worldmodel", self)
         self.source.folder = place.path
-        summary = run(
-            self,
-            limit,
-            place,
-            resume=resume,
-            keep_best=1,
-            best_by="eval/return" if every else "return",
-            checkpoint_every=every or 50,
-            sample_every=50,
-            sinks=trackers,
-            project=project,
-            progress=progress,
-            evaluate=self.source.evaluate if every else None,
-            evaluate_every=every,
-            stop=enough,
-        )
-        if summary.reason in ("failures", "unsaved"):
-            where = f"{place.path}: the run ended ({summary.reason}) at step {summary.step}"
-            raise SamplesFailed(f"{where}; see events.jsonl")
-        return reports
-
-    def _train_here(
-        self, limit: int, every: int | None, enough: Callable[[StepReport], bool], progress: str | None
-    ) -> None:
-        """Without leaving anything on disk."""
-        shown, budget = make_progress(progress), FailureBudget()
-        shown.names = self.source.headline
-        shown.start(None, self.steps_done, limit)
-        try:
-            for _ in range(limit):
-                began = time.perf_counter()
-                report = self.step()
-                budget.add(report["failed"] or 0.0, report["samples"] or 0.0)
-                if report["failed"] and budget.spent():
-                    raise SamplesFailed(f"{budget.failed:.0f} episodes failed in the last steps; see the warnings")
-                if every is not None and report.step % every == 0:
-                    found = self.source.evaluate(report.step)
-                    report.metrics |= {f"eval/{name}": value for name, value in found.items()}
-                shown.step({"step": report.step, **report.metrics}, time.perf_counter() - began)
-                if enough(report):
-                    break
-        finally:
-            shown.close()
-
-    def _folder(self, folder: str | Path | None) -> tuple[RunFolder, bool]:
-        """Where the run's results go, and whether a run is there already."""
-        now = datetime.now().astimezone()
-        path = Path("runs") / f"dreamer-{now.strftime('%Y%m%d-%H%M%S')}" if folder is None else Path(folder)
-        if (path / "run.json").exists():
-            return RunFolder.open(path), True
-        config = self.config.model_dump(mode="json", exclude_unset=True)
-        made = RunFolder.create(
-            path,
-            task="worldmodel",
-            config={"task": "worldmodel", **config.pop("recipe", {}), **config},  # as the command line would write it
-            created=now.isoformat(timespec="seconds"),
-            seed=self.config.seed,
-            argv=[],
-        )
-        return made, False
+        how = {"sample_every": 50, "sinks": trackers, "project": project, "progress": progress}
+        learn_there(self, aim, every, place, resume, **how)
+        return aim.reports
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -211,6 +129,15 @@ def make_trainer(config: WorldModelConfig) -> GRPOTrainer:
     return GRPOTrainer(config=config)
 
 
+def _samples(report: StepReport) -> float:
+    """Steps of the environment."""
+    return report["samples"] or 0.0
+
+
+def _refuse(report: StepReport) -> None:
+    raise SamplesFailed(f"too many episodes failed, {report['failed']:.0f} in step {report.step}; see the warnings")
+
+
 # --- what is made where nothing is given ----------------------------------------------------------------------------
 
 
@@ -223,7 +150,6 @@ def _name(env: Callable[[], gym.Env[Any, Any]]) -> str:
 def _world(config: WorldModelConfig, env: Env) -> tuple[Fleet, World]:
     """The fleet that plays, and how further copies are made."""
     horizon, kind = config.max_episode_steps, config.vector
-    env = _registered(env) if isinstance(env, str) else env
     factory = EnvFactory(env, config.env_kwargs, horizon)
     if config.pixels:
         if kind in ("classic", "vector", "envpool"):
@@ -238,15 +164,6 @@ def _world(config: WorldModelConfig, env: Env) -> tuple[Fleet, World]:
         return make_fleet(factory, count, kind=kind, horizon=horizon, workers=workers, timeout=timeout)
 
     return made(kind, config.envs), World(factory, partial(made, kind))
-
-
-def _registered(env: str) -> str:
-    """The id, with the module that makes it known where nothing else would import that."""
-    if not env.startswith(SUITE):
-        return env
-    if importlib.util.find_spec("shimmy") is None:
-        raise EnvError(f"{env} needs shimmy; pip install 'shimmy[dm-control]' 'mujoco<4'")
-    return f"shimmy:{env}"
 
 
 def _home(factory: EnvFactory) -> Kind:
@@ -273,7 +190,7 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, 
         adapt(policy.network, config.adapter_rank, config.seed)
         if config.adapt == "both":
             adapt(model, config.adapter_rank, config.seed)
-    device = _device(config.device)
+    device = device_of(config.device)
     moved(model, device)
     moved(policy.module, device)
     return policy, Study(model, config.model_learning_rate, config.model_warmup, config.frozen_model), view
@@ -286,12 +203,6 @@ def _expect_used(config: WorldModelConfig, view: View, head: Head) -> None:
         raise ConfigError("log_std has no effect: this environment's actions are not drawn from a Gaussian")
     if "image_size" in given and not config.pixels and not any(len(shape) == 3 for shape in view.shapes.values()):
         raise ConfigError("image_size has no effect: this environment shows no pictures; pixels=true draws some")
-
-
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def _begin_with(path: Path, policy: ActorPolicy, model: WorldModel) -> None:

@@ -29,7 +29,7 @@ CASES = [
     (kernels._combine, {"HEADS": 16, "HD": 128, "HD_P": 128, "SPLITS": 4, "SPLITS_P": 4}),
     (kernels._place, HEADS | {"HEADS": 16, "HEADS_P": 16, "KV_HEADS_P": 8, "NORM": True}),
     (kernels._add_norm, {"D": 576, "D_P": 1024, "DELTA": True}),
-    (kernels._gated, {"BLOCK": 1024, "GELU": True}),
+    (layer_kernels._gate, {"BLOCK": 1024, "GELU": False, "BACK": False}),
     (layer_kernels._norm, {"D": 576, "D_P": 1024}),
     (layer_kernels._norm_back, {"D": 2048, "D_P": 2048, "AROUND": True}),
     (layer_kernels._turn, TURNED | {"NORM": True}),

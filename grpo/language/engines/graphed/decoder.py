@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from grpo.language.engines.graphed.kernels import Attention, add_norm, attend, gated, place
+from grpo.language.engines.graphed.kernels import Attention, add_norm, attend, place
 from grpo.language.engines.graphed.pages import PAGE, Pages
 from grpo.language.head import product, wide
+from grpo.language.layer_kernels import gate
 from grpo.language.layout import ODD, Layout, Norm, Parts, Unsupported, hooked
 from grpo.workers import line
 
@@ -398,7 +399,7 @@ class FusedDecoder:
             x_MD = add_norm(hidden_MD, delta_MD, layer.before.weight.data, layer.before.eps, self.dtype)
             x_MD = layer.out(attention(number, layer, layer.qkv(x_MD)))
             x_MD = add_norm(hidden_MD, x_MD, layer.between.weight.data, layer.between.eps, self.dtype)
-            delta_MD = layer.down(gated(layer.gate_up(x_MD), self.gelu))
+            delta_MD = layer.down(gate(layer.gate_up(x_MD), self.gelu))
         return add_norm(hidden_MD, delta_MD, self.norm.weight.data, self.norm.eps, self.dtype)
 
     def step(self, state_FS: Tensor, table_SP: Tensor, pages: Pages, together: bool = False) -> Tensor:

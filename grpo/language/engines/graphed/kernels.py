@@ -3,7 +3,6 @@
     place        the tokens of prompts: rotate them, write their keys and values
     attend       one new token a row: rotate it, write its keys and values in place, attend to the row's live positions
     add_norm     residual += delta, then RMSNorm
-    gated        act(gate) · up
 
 Heads are handled in halves, as rotary embeddings are: no shuffling inside a tile. float32 is computed as float32, not
 in the matrix units' shorter format. Nothing here waits for the host.
@@ -487,28 +486,3 @@ def add_norm(hidden_SD: Tensor, delta_SD: Tensor | None, weight_D: Tensor, eps: 
         D=size, D_P=wide, DELTA=delta_SD is not None, num_warps=min(max(wide // 256, 1), 8),
     )  # fmt: skip
     return out_SD
-
-
-@triton.jit
-def _gated(both_ptr, out_ptr, size, BLOCK: tl.constexpr, GELU: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    in_i = i < size
-    gate = tl.load(both_ptr + row * 2 * size + i, mask=in_i, other=0.0).to(tl.float32)
-    up = tl.load(both_ptr + row * 2 * size + size + i, mask=in_i, other=0.0).to(tl.float32)
-    if GELU:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        gate = gate / (1.0 + tl.exp(-2.0 * inner))
-    else:
-        gate = gate / (1.0 + tl.exp(-gate))
-    gate = gate.to(out_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(out_ptr + row * size + i, (gate * up).to(out_ptr.dtype.element_ty), mask=in_i)
-
-
-def gated(both_SI: Tensor, gelu: bool) -> Tensor:
-    """act(first half) · second half."""
-    rows, size = both_SI.shape[0], both_SI.shape[1] // 2
-    out_SI = torch.empty(rows, size, dtype=both_SI.dtype, device=both_SI.device)
-    block = min(power(size), 1024)
-    _gated[(rows, triton.cdiv(size, block))](both_SI, out_SI, size, BLOCK=block, GELU=gelu, num_warps=block // 256 or 1)
-    return out_SI

@@ -1,0 +1,93 @@
+"""How good an agent was in whole episodes, with confidence intervals; and an environment made to be looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from grpo.envs.fleet import EnvError
+from grpo.envs.make import EnvFactory
+from grpo.envs.serial import name_of
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Whole episodes of an agent that does not learn meanwhile."""
+
+    return_E: np.ndarray
+    length_E: np.ndarray
+    success_E: np.ndarray
+    """NaN where the environment does not tell."""
+    failed: int = 0
+    why: str = ""
+    """What went wrong with the first that failed."""
+
+    def metrics(self) -> dict[str, float | None]:
+        """Means and spread, for a run's metrics."""
+        known_E = self.success_E[~np.isnan(self.success_E)]
+        if not len(self.return_E):
+            return {"return": None, "failed": float(self.failed)}
+        found: dict[str, float | None] = {
+            "return": float(self.return_E.mean()),
+            "return_std": float(self.return_E.std()),
+            "length": float(self.length_E.mean()),
+        }
+        if len(known_E):
+            low, high = share_interval(known_E)
+            found |= {"success": float(known_E.mean()), "success_low": low, "success_high": high}
+        return found | ({"failed": float(self.failed)} if self.failed else {})
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row a quantity: mean, 95 % interval of the mean, spread, extremes."""
+        if not len(self.return_E):
+            raise EnvError(f"all {self.failed} episodes failed{f': {self.why}' if self.why else ''}")
+        known_E = self.success_E[~np.isnan(self.success_E)]
+        rows = [_row("return", self.return_E), _row("length", self.length_E)]
+        return rows + ([_row("success", known_E)] if len(known_E) else [])
+
+
+def _row(name: str, value_E: np.ndarray) -> dict[str, Any]:
+    low, high = share_interval(value_E) if name == "success" else interval(value_E)
+    return {
+        "quantity": name,
+        "mean": float(value_E.mean()),
+        "low": low,
+        "high": high,
+        "std": float(value_E.std()),
+        "min": float(value_E.min()),
+        "max": float(value_E.max()),
+        "episodes": len(value_E),
+    }
+
+
+def interval(value_E: np.ndarray, share: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap of the mean, the same every time."""
+    random = np.random.default_rng(0)
+    means = value_E[random.integers(0, len(value_E), (RESAMPLES, len(value_E)))].mean(1)
+    tail = 50 * (1 - share)
+    low, high = np.percentile(means, [tail, 100 - tail])
+    return float(low), float(high)
+
+
+def share_interval(value_E: np.ndarray, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of yes and no, which 20 of 20 does not shrink to a point."""
+    count, share = len(value_E), float(value_E.mean())
+    middle, spread = share + z * z / (2 * count), z * np.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
+    low, high = (middle - spread) / (1 + z * z / count), (middle + spread) / (1 + z * z / count)
+    return max(float(low), 0.0), min(float(high), 1.0)
+
+
+def rendered(env: EnvFactory | gym.Env[Any, Any], mode: str | None) -> gym.Env[Any, Any]:
+    """The environment in a render mode: the one that was given where it has it, else made again."""
+    if isinstance(env, EnvFactory):
+        return env.make(render_mode=mode)
+    if mode is None or env.render_mode == mode:
+        return env
+    if env.spec is None:
+        raise EnvError(f"{name_of(env)} was not made with gym.make, so it cannot be made again to draw it; pass an id")
+    return gym.make(env.spec, render_mode=mode)
