@@ -26,7 +26,7 @@ BENCH = Path(__file__).resolve().parent
 RESULTS = BENCH / "results" / "gsm8k.json"
 FIGURE = BENCH.parent / "docs" / "figures" / "gsm8k.png"
 FLAGS = {
-    "groups_per_step": 64,
+    "groups_per_step": 32,
     "group_size": 8,
     "beta": 0.0,
     "learning_rate": 3e-6,
@@ -165,7 +165,7 @@ def main() -> None:
     flags = dict(word.split("=", 1) for word in args.set)
     model = as_folder(args.model, args.place)
     told: dict[str, Any] = cells.read(args.results) or {}
-    told |= {"model": args.model, "flags": FLAGS | flags, "limit": args.limit, "versions": cells.versions()}
+    told |= {"model": Path(args.model).name, "flags": FLAGS | flags, "limit": args.limit, "versions": cells.versions()}
     runs = []
     for seed in [int(word) for word in args.seeds.split(",") if word]:
         runs.append(learn(model, args.data.resolve(), seed, args.steps, args.limit, flags))

@@ -84,7 +84,9 @@ GSM8K = """\
 Made by `docs/make_pages.py` from `bench/results/gsm8k.json`, which `bench/gsm8k.py` writes: `grpo train gsm8k` on one
 GPU with the settings below. The first 500 test questions are answered greedily before the first step and after the
 last, and read leniently (a box, a tag, what it says the answer is, else the last number). The gain is paired by
-question, its 95 % interval from 10,000 resamples of the questions.
+question, its 95 % interval from 10,000 resamples of the questions. Both seeds begin with the same weights, so "before"
+is one measurement. Look at the samples before you read too much into a gain: an instruction-tuned coder first writes
+programs that nobody runs, or is cut off at the limit, and part of what it learns is to answer the question itself.
 
 {told}"""
 
@@ -106,17 +108,16 @@ def gsm8k() -> str:
         )
     split = found["runs"][0]["time_split"]
     shares = ", ".join(f"{name} {share:.0%}" for name, share in split.items() if share >= 0.005)
-    settings = ", ".join(f"`{name}={value}`" for name, value in found["flags"].items())
-    lines += ["", f"{Path(found['model']).name} on one {found['machine'].get('gpu', 'GPU')}; beside the preset's own: "]
-    lines[-1] += f"{settings}. Where the time went (first seed): {shares}."
+    words = " ".join(f"--{name} {value}" for name, value in found["flags"].items())
+    lines += ["", f"{found['model']}; one {found['machine'].get('gpu', 'GPU')}. Where the time went: {shares}.", ""]
+    lines += [f"~~~text\ngrpo train gsm8k --model PATH_OR_ID {words}\n~~~"]
     theirs = found.get("trl", {})
     if "steps" in theirs:
-        count = sum(row["seconds"] <= theirs["within"] for row in found["runs"][0]["rows"])
-        lines += [
-            "",
-            f"In {theirs['within'] / 60:.0f} minutes ours made {count} steps and TRL {theirs['versions']['trl']}",
-        ]
-        lines[-1] += f" {theirs['steps']}, with the same model, questions, rows and lengths."
+        ours = found["runs"][0]
+        within = min(theirs["within"], ours["seconds"])
+        count = sum(row["seconds"] <= within for row in ours["rows"])
+        lines += ["", f"TRL {theirs['versions']['trl']} made {theirs['steps']} steps in {theirs['within'] / 60:.1f} "]
+        lines[-1] += f"minutes, ours {count} in {within / 60:.1f}, with the same model, questions, rows and lengths."
     if (DOCS / "figures" / "gsm8k.png").exists():
         lines += ["", "![reward while training; accuracy before and after](figures/gsm8k.png)"]
     lines += [
