@@ -2,25 +2,36 @@
 
     python bench/worldmodel_learning.py --actors group,critic --seeds 0,1,2
     python bench/worldmodel_learning.py --env Pendulum-v1 --stop-at -300 --env-steps 10000
+    python bench/worldmodel_learning.py --task reacher --actors random,group,critic --seeds 0
+    python bench/worldmodel_learning.py --task image --actors random,group --seeds 0 --device cuda
+    python bench/worldmodel_learning.py --task image --draw
 
-A cell is the preset `dreamer` on one thread. Every 250 environment steps twenty greedy episodes are played on starts
-that training never uses; a cell is over when they return `--stop-at` and twenty episodes on starts that nobody has
-looked at confirm it, or after `--env-steps`, prefill included. Seconds are CPU seconds of the process, evaluations
-included. `control` is the control room's preset `cartpole`, judged the same way. Cells that are in the file already are
-not run again. Writes bench/results/worldmodel_NAME.json and, beside it, the curves as a picture.
+A cell is the preset `dreamer` with the task's settings, on one thread. Every so many environment steps, greedy episodes
+are played on starts that training never uses; a cell is over when their score is `--stop-at` and as many episodes on
+starts that nobody has looked at confirm it, or after `--env-steps`, prefill included. The score is the mean return, or
+with `--success-above` the share of episodes that return more than that; where there is nothing to stop at,
+`drawn` is the mean return of as many episodes whose actions are drawn rather than the likeliest. `played` is that of
+the last twenty that were learned from. Seconds are CPU seconds of the process and seconds of the clock, evaluations
+included. `control` is the control room's preset `cartpole`, judged the same way; `random` draws every action evenly.
+Cells that are in the file already are not run again; several processes may add to one file. Writes worldmodel_NAME.json
+to bench/results or `--out`, after every look; where observations are pictures, also what the world model predicted.
+`--draw` runs nothing and makes the curves and the film of what is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import platform
+import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from grpo.app.builders import configs
@@ -28,103 +39,267 @@ from grpo.app.look import FRESH
 from grpo.app.settings import flag_layer, preset_layer, resolve
 
 RESULTS = Path(__file__).parent / "results"
-EVERY, EPISODES = 250, 20
+TASKS: dict[str, dict[str, Any]] = {
+    "cartpole": {"env": "CartPole-v1", "env_steps": 10_000, "stop_at": 475.0, "every": 250, "episodes": 20},
+    "swingup": {"env": "dm_control/cartpole-swingup-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
+    "reacher": {"env": "dm_control/reacher-easy-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
+    "cup": {"env": "dm_control/ball_in_cup-catch-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
+    "image": {
+        "env": "MiniGrid-Empty-Random-6x6-v0", "env_steps": 10_000, "stop_at": 0.9, "every": 500, "episodes": 50,
+        "success_above": 0.0,
+    },
+}  # fmt: skip
+SPARSE = {"vector": "serial", "action_repeat": "4", "size": "0.5m", "horizon": "16", "scale": "none"}
+SETTINGS: dict[str, dict[str, str]] = {
+    "cartpole": {},
+    "swingup": {"vector": "serial", "action_repeat": "8", "size": "0.5m", "horizon": "16"},
+    "reacher": SPARSE | {"entropy_coef": "3e-4"},
+    "cup": SPARSE | {"entropy_coef": "3e-4"},
+    "image": {
+        "pixels": "true", "vector": "serial", "max_episode_steps": "30", "size": "0.5m", "batch_size": "8",
+        "batch_length": "16", "train_ratio": "32", "horizon": "12", "prefill": "1000", "scale": "none",
+        "entropy_coef": "1e-3",
+    },
+}  # fmt: skip
+"""What each task changes in the preset. Actions are held, as PlaNet (arXiv 1811.04551) does; where
+rewards are sparse, returns are not divided by the batch's deviation, which makes noise of nothing."""
 
 
-def made(actor: str, env: str, seed: int, flags: list[tuple[str, str]]) -> Any:
+def made(actor: str, env: str, seed: int, device: str, settings: dict[str, str]) -> Any:
     """The trainer of a cell."""
     if actor == "control":
         layers = [preset_layer("cartpole"), flag_layer([("seed", str(seed))])]
     else:
-        own = [("env", env), ("actor", actor), ("seed", str(seed)), ("device", "cpu")]
-        layers = [preset_layer("dreamer"), flag_layer([*own, *flags])]
+        own = {"env": env, "actor": "group" if actor == "random" else actor, "seed": str(seed), "device": device}
+        layers = [preset_layer("dreamer"), flag_layer([*own.items(), *settings.items()])]
     resolved = resolve(layers, configs())
     return configs()[resolved.task].trainer(resolved.config)
 
 
-def learned(trainer: Any, env_steps: int, stop_at: float | None) -> dict[str, Any]:
-    """Train one cell; its curve and what it came to."""
-    began, used, due, solved = time.perf_counter(), time.process_time(), EVERY, None
+class Task:
+    """What a cell is judged by."""
+
+    def __init__(self, a: argparse.Namespace) -> None:
+        self.env_steps, self.every, self.episodes = a.env_steps, a.every, a.episodes
+        self.stop_at, self.success_above, self.minutes = a.stop_at, a.success_above, a.minutes
+        self.through = a.through
+
+    def scored(self, return_E: np.ndarray) -> dict[str, float]:
+        """Mean return, and the share of successes where they are told by the return."""
+        found = {"return": float(return_E.mean()), "return_std": float(return_E.std())}
+        if self.success_above is not None:
+            found["success"] = float((return_E > self.success_above).mean())
+        return found
+
+    def good(self, found: dict[str, float]) -> bool:
+        """Whether that is enough."""
+        return self.stop_at is not None and found.get("success", found["return"]) >= self.stop_at
+
+
+def learned(trainer: Any, task: Task, tell: Any) -> dict[str, Any]:
+    """Train one cell; its curve and what it came to. `tell` gets what there is after each look."""
+    began, used, due, solved = time.perf_counter(), time.process_time(), task.every, None
     curve: list[dict[str, float]] = []
+
+    def judged(fresh: bool = False) -> dict[str, float]:
+        seed = trainer.config.seed + FRESH if fresh else None
+        found = task.scored(trainer.evaluate(task.episodes, seed=seed).return_E)
+        if task.stop_at is None:
+            found["drawn"] = float(trainer.evaluate(task.episodes, greedy=False, seed=seed).return_E.mean())
+        return found
+
     while True:
         report = trainer.step()
-        if report["env_steps"] < due and report["env_steps"] < env_steps:
+        late = time.perf_counter() - began > 60 * task.minutes
+        if report["env_steps"] < due and report["env_steps"] < task.env_steps and not late:
             continue
-        due = report["env_steps"] + EVERY
-        found = trainer.evaluate(EPISODES).return_E.mean()
-        cpu = time.process_time() - used
-        curve.append({"env_steps": report["env_steps"], "return": float(found), "cpu_s": cpu})
-        print(f"  {report['env_steps']:6.0f} steps  {found:8.1f}  {cpu:6.0f} s", flush=True)
-        if stop_at is not None and found >= stop_at and solved is None:
-            fresh = float(trainer.evaluate(EPISODES, seed=trainer.config.seed + FRESH).return_E.mean())
-            if fresh >= stop_at:
-                solved = {**curve[-1], "fresh": fresh}
-        if solved is not None or report["env_steps"] >= env_steps:
-            trainer.source.close()
-            return {"solved": solved, "wall_s": time.perf_counter() - began, "curve": curve}
+        due = report["env_steps"] + task.every
+        found = judged()
+        spent = {"cpu_s": time.process_time() - used, "wall_s": time.perf_counter() - began}
+        curve.append({"env_steps": report["env_steps"], **found, "played": report["return"], **spent})
+        shown = "  ".join(f"{name} {value:8.2f}" for name, value in found.items())
+        print(f"  {report['env_steps']:6.0f} steps  {shown}  {spent['wall_s']:6.0f} s", flush=True)
+        if task.good(found) and solved is None:
+            fresh = judged(fresh=True)
+            if task.good(fresh):
+                solved = {**curve[-1], "fresh": fresh.get("success", fresh["return"])}
+        enough = solved is not None and not task.through
+        over = enough or report["env_steps"] >= task.env_steps or late
+        cell = {"solved": solved, "wall_s": spent["wall_s"], "whole": over, "curve": curve}
+        if over:
+            return cell | {"final": judged(fresh=True)}
+        tell(cell)
+
+
+def idled(trainer: Any, task: Task) -> dict[str, Any]:
+    """Actions drawn evenly, on the same starts."""
+    from grpo.worldmodel.evaluate import starts
+
+    fleet = trainer.source.world.copies(task.episodes)
+    seeds = starts(trainer.config.seed + FRESH, task.episodes)
+    space, total_E = fleet.action_space, np.zeros(task.episodes)
+    space.seed(trainer.config.seed)
+    fleet.reset(np.arange(task.episodes), seeds)
+    live = np.arange(task.episodes)
+    while len(live):
+        stepped = fleet.step(live, np.stack([space.sample() for _ in live]))
+        total_E[live] += stepped.reward_M
+        live = live[~(stepped.terminated_M | stepped.truncated_M)]
+    return {"solved": None, "wall_s": 0.0, "whole": True, "curve": [], "final": task.scored(total_E)}
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------
+
+
+def keep(path: Path, about: dict[str, Any], cell: dict[str, Any]) -> None:
+    """Put a cell into the file, in place of what was there of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (Path(tempfile.gettempdir()) / f"{path.stem}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = read(path) | about
+        kept["cells"] = [other for other in kept["cells"] if key(other) != key(cell)] + [cell]
+        kept["cells"].sort(key=lambda one: (one["actor"], one["seed"]))
+        written = path.with_suffix(".tmp")
+        written.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        written.replace(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The file as it is."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
+    return found
+
+
+def key(cell: dict[str, Any]) -> tuple[Any, ...]:
+    """What makes a cell another one."""
+    return cell["actor"], cell["seed"], tuple(sorted(cell["settings"].items()))
+
+
+def keep_forecast(trainer: Any, path: Path) -> None:
+    """What the world model predicts of replayed sequences, where they are pictures: for the film."""
+    from grpo.worldmodel.show import MOST_SIDE_BY_SIDE, forecasts
+
+    source = trainer.source
+    found = forecasts(source.study, source.replay.peek(16, 0), torch.Generator().manual_seed(0))
+    film = next((f for f in found.values() if f.truth.ndim == 5), None)
+    if film is not None:
+        parts = {name: getattr(film, name)[:MOST_SIDE_BY_SIDE] for name in ("truth", "prediction", "error")}
+        np.savez_compressed(path, **{name: x.cpu().numpy() for name, x in parts.items()})
+
+
+# --- what is drawn --------------------------------------------------------------------------------------------------
 
 
 def called(cell: dict[str, Any]) -> str:
     """What a cell is about."""
-    return " ".join([cell["actor"], *(f"{key}={value}" for key, value in cell["settings"].items())])
+    return " ".join([cell["actor"], *(f"{name}={value}" for name, value in cell["settings"].items())])
 
 
 def draw(cells: list[dict[str, Any]], path: Path, env: str) -> None:
-    """All curves in one picture."""
+    """All curves in one picture; chance is a level."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes, kinds = figure.add_subplot(), list(dict.fromkeys(map(called, cells)))
     for cell in cells:
         kind = called(cell)
-        points = [(point["env_steps"], point["return"]) for point in cell["curve"]]
-        look = {"color": f"C{kinds.index(kind)}", "label": kind if cell["seed"] == 0 else None, "linewidth": 1}
-        axes.plot(*zip(*points, strict=True), marker=".", **look)
-    axes.set_xlabel("environment steps")
-    axes.set_ylabel(f"greedy return, {env}")
+        look: dict[str, Any] = {
+            "color": f"C{kinds.index(kind)}",
+            "label": kind if cell["seed"] == 0 else None,
+            "linewidth": 1,
+        }
+        measure = "success" if "success" in cell.get("final", {}) else "return"
+        points = [(point["env_steps"], point[measure]) for point in cell["curve"]]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker=".", **look)
+        else:
+            axes.axhline(cell["final"][measure], linestyle=":", **look)
+    axes.set_xlabel("environment steps (decisions)")
+    axes.set_ylabel(f"greedy {measure}, {env}")
     axes.set_xscale("log")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize=7)
     figure.savefig(path, dpi=120)
 
 
+def draw_film(path: Path) -> None:
+    """What was predicted, as forecast.mp4 has it."""
+    from grpo.envs.video import write_video
+    from grpo.worldmodel.learner import Forecast
+    from grpo.worldmodel.show import FPS, _film
+
+    with np.load(path) as kept:
+        film = _film(Forecast(*(kept[name] for name in ("truth", "prediction", "error"))))
+    write_video(film, path.with_suffix(".mp4"), FPS)
+
+
+def told(cell: dict[str, Any]) -> str:
+    """A line for a person."""
+    solved, final = cell["solved"], cell.get("final", {})
+    said = f"{solved['env_steps']:.0f} steps, {solved['cpu_s']:.0f} s" if solved else "not reached"
+    ended = "  ".join(f"{name} {value:.3g}" for name, value in final.items())
+    return f"{called(cell)}, seed {cell['seed']}: {said}; at the end {ended}, {cell['wall_s']:.0f} s"
+
+
 def main() -> None:
+    """Run what is not there yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", default="CartPole-v1")
-    parser.add_argument("--name", help="of the result (the environment's)")
-    parser.add_argument("--actors", default="group,critic", help="of group, bootstrap, critic, control")
+    parser.add_argument("--task", choices=TASKS, help="an environment with its settings and limits")
+    parser.add_argument("--env", help="another environment (CartPole-v1)")
+    parser.add_argument("--name", help="of the result (the task's or environment's)")
+    parser.add_argument("--actors", default="group,critic", help="of group, bootstrap, critic, control, random")
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--env-steps", type=int, default=10_000)
-    parser.add_argument("--stop-at", type=float, default=475.0)
+    parser.add_argument("--env-steps", type=int)
+    parser.add_argument("--stop-at", type=float)
+    parser.add_argument("--success-above", type=float, help="a return above which an episode is a success")
+    parser.add_argument("--every", type=int, help="environment steps between looks")
+    parser.add_argument("--episodes", type=int, help="of a look")
+    parser.add_argument("--minutes", type=float, default=1e9, help="of the clock that a cell may take")
     parser.add_argument("--through", action="store_true", help="go on to the end, whatever is reached")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the preset")
     a = parser.parse_args()
+    chosen = a.task or "cartpole"
+    for name, value in (TASKS[chosen] | {"success_above": TASKS[chosen].get("success_above")}).items():
+        given = getattr(a, name)
+        setattr(a, name, value if given is None else given)
     torch.set_num_threads(1)
-    path = RESULTS / f"worldmodel_{a.name or a.env.split('-')[0].split('/')[-1].lower()}.json"
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cells": []}
-    flags = [(key, value) for key, _, value in (item.partition("=") for item in a.set)]
-    done = {(cell["actor"], cell["seed"]) for cell in kept["cells"] if cell["settings"] == dict(flags)}
+    path = a.out / f"worldmodel_{a.name or a.task or a.env.split('-')[0].split('/')[-1].lower()}.json"
+    flags = {name: value for name, _, value in (item.partition("=") for item in a.set)}
+    done = {key(cell) for cell in read(path)["cells"] if cell.get("whole", True)}
+    chip = torch.cuda.get_device_name() if a.device == "cuda" else platform.processor() or platform.machine()
+    about = {
+        "env": a.env,
+        "env_steps": a.env_steps,
+        "machine": {"chip": chip, "cores": os.cpu_count()},
+        "versions": {name: metadata.version(name) for name in ("torch", "gymnasium", "numpy")},
+        "stop_at": a.stop_at,
+        "task": SETTINGS[chosen],
+    }
     for seed in map(int, a.seeds.split(",")):
-        for actor in a.actors.split(","):
-            if (actor, seed) in done:
+        for actor in () if a.draw else a.actors.split(","):
+            cell = {"actor": actor, "seed": seed, "settings": flags}
+            if key(cell) in done:
                 continue
             print(f"{a.env}, {actor}, seed {seed}", flush=True)
-            found = learned(made(actor, a.env, seed, flags), a.env_steps, None if a.through else a.stop_at)
-            kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else kept
-            kept |= {
-                "env": a.env,
-                "stop_at": a.stop_at,
-                "env_steps": a.env_steps,
-                "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-                "versions": {name: metadata.version(name) for name in ("torch", "gymnasium", "numpy")},
-            }
-            kept["cells"] = [*kept["cells"], {"actor": actor, "seed": seed, "settings": dict(flags), **found}]
-            path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    draw(kept["cells"], path.with_suffix(".png"), a.env)
+            trainer, task = made(actor, a.env, seed, a.device, SETTINGS[chosen] | flags), Task(a)
+            if actor == "random":
+                found = idled(trainer, task)
+            else:
+                found = learned(trainer, task, lambda found, cell=cell: keep(path, about, {**cell, **found}))
+                if actor != "control":
+                    keep_forecast(trainer, path.with_name(f"{path.stem}_{actor}_{seed}.npz"))
+            trainer.source.close()
+            keep(path, about, {**cell, **found})
+    kept = read(path)
+    if a.draw:
+        draw(kept["cells"], path.with_suffix(".png"), kept["env"])
+        for film in path.parent.glob(f"{path.stem}_*.npz"):
+            draw_film(film)
     for cell in kept["cells"]:
-        solved = cell["solved"]
-        said = f"{solved['env_steps']:.0f} steps, {solved['cpu_s']:.0f} s" if solved else "not reached"
-        print(f"{called(cell)}, seed {cell['seed']}: {said}")
+        print(told(cell))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ memory is dense where ours is in blocks, about twice the weights in all; it is m
 and as many weights. Its convolutions are 4×4 and strided where ours are 5×5 at full resolution before pooling: a tenth
 of the multiplications. Its optimiser is Adam after clipping one norm, and it makes the prior inside the loop. It runs
 as shipped, which is not compiled: its `torch.compile` wraps modules whose `forward` is never called. The peers do not
-check that an update is finite.
+check that an update is finite. Ours paints on the small picture instead of enlarging it first (the same numbers), keeps
+freed memory as its trainer does (`grpo.worldmodel.memory`), and its recurrence takes one of the threads.
 
 Threads wait without spinning (OMP_WAIT_POLICY=PASSIVE): where others use the cores too, spinning makes two threads many
 times slower than one. CPU seconds stand beside those of the clock for the same reason.

@@ -76,6 +76,12 @@ is not in it. Floor ÷ ours is of seconds: 1 would be as fast as the floor.
 SmolLM2-135M, float32.
 
 {cpu}
+## World models
+
+`bench/worldmodel_speed.py` on two CPU cores, each implementation in turns in one run, same shapes: what differs stands
+in its docstring. Times as fast as the peer, medians of the rounds with quartiles.
+
+{dreams}
 """
 
 GSM8K = """\
@@ -165,7 +171,8 @@ def speed() -> str:
     if (DOCS / "figures" / "scaling.png").exists():
         parts.append("![seconds of a step against group size, length and model size](figures/scaling.png)\n")
     cpu = report["cpu_tables"](_results("rollout_cpu"), _results("cpu_step"))
-    return SPEED.format(gpu="\n".join(parts), cpu=cpu).rstrip() + "\n"
+    dreams = runpy.run_path(str(ROOT / "bench" / "worldmodel_speed.py"))["table"](_results("worldmodel_speed"))
+    return SPEED.format(gpu="\n".join(parts), cpu=cpu, dreams=dreams).rstrip() + "\n"
 
 
 def _results(name: str) -> dict[str, Any]:

@@ -42,12 +42,13 @@ DEFAULT_HORIZON = 1000
 TRUSTED = ("gymnasium", "minigrid", "ale_py", "gymnasium_robotics")
 """Packages whose environments neither hang nor die, so that they need no process of their own."""
 
-_ROBOTS = ("Fetch", "Hand", "AntMaze", "PointMaze", "AdroitHand", "FrankaKitchen")
 PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
     ("ALE/",): ("ale_py", "ale-py"),
     ("dm_control/",): ("shimmy", "'shimmy[dm-control]' 'mujoco<4'"),
-    _ROBOTS: ("gymnasium_robotics", "gymnasium-robotics"),
+    ("AdroitHand", "AntMaze", "PointMaze"): ("gymnasium_robotics", "gymnasium-robotics"),
+    # From MuJoCo 3.12 on an assertion of theirs fails, and says nothing: its joint types are no longer numbers.
+    ("Fetch", "FrankaKitchen", "Hand"): ("gymnasium_robotics", "gymnasium-robotics 'mujoco<3.12'"),
 }
 """How ids begin → the module that registers them, and what to install for it."""
 
@@ -73,6 +74,8 @@ class EnvFactory:
             return self.env.rpartition(":")[2]
         if isinstance(self.env, EnvSpec):
             return self.env.id
+        if isinstance(own := getattr(self.env, "name", None), str):  # whoever wraps another says what is inside
+            return own
         return str(getattr(self.env, "__qualname__", type(self.env).__qualname__))
 
     def __call__(self) -> Env:
@@ -303,6 +306,9 @@ def _load_module(name: str, env: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
+        package = next((install for module, install in PACKAGES.values() if module == error.name), None)
+        if package is not None:
+            raise EnvError(f"{env} needs {package}; pip install {package}") from error
         raise EnvError(f"{env}: {name} cannot be imported ({line(error)}); install it, or run where it lies") from error
     except Exception as error:  # anything a module may do
         raise EnvError(f"{env}: importing {name} fails: {line(error)}") from error

@@ -16,6 +16,7 @@ import torch
 from grpo.envs.fleet import Begun, EnvError, Fleet, Snapshot, Tree
 from grpo.envs.spaces import put, zeros
 from grpo.run.session import SamplesFailed
+from grpo.worldmodel.beside import Tape
 from grpo.worldmodel.learner import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
 from grpo.worldmodel.replay import Replay
@@ -75,7 +76,7 @@ class Lanes:
         self.failures: list[str] = []
         """What went wrong since somebody last looked."""
 
-    def tick(self, replay: Replay, random: np.random.Generator, noise: torch.Generator) -> int:
+    def tick(self, replay: Replay | Tape, random: np.random.Generator, noise: torch.Generator) -> int:
         """One step of every lane; how many of them the environment made."""
         lanes, head = len(self._over_L), self._policy.head
         device = self._policy.device
@@ -156,6 +157,7 @@ class Lanes:
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "finished": [list(item) for item in self.finished],
+            "failures": list(self.failures),
         }
 
     def arrays(self) -> dict[str, Any]:
@@ -173,6 +175,7 @@ class Lanes:
         self._seeds = [int(seed) for seed in values["seeds"]]
         self.env_steps, self.episodes = int(values["env_steps"]), int(values["episodes"])
         self.finished = [(float(a), int(b)) for a, b in values["finished"]]
+        self.failures = list(values["failures"])
         like = self._eyes.latent
         self._eyes.latent = Latent(
             torch.as_tensor(arrays["deter"]).to(like.deter), torch.as_tensor(arrays["stoch"]).to(like.stoch)

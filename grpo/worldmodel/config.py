@@ -42,6 +42,9 @@ class WorldModelConfig(GRPOConfig):
     """Processes, for vector=processes; None: one a core."""
     env_timeout: float = Field(default=30.0, gt=0)
     """Seconds a process may take for one step before it is killed and the episode given up."""
+    action_repeat: int = Field(default=1, ge=1)
+    """Environment steps that one action lasts, their rewards added up. What is counted elsewhere (env_steps,
+    prefill, train_ratio, horizon) are decisions; max_episode_steps are the environment's own steps."""
     pixels: bool = False
     """See the environment's own drawing of itself instead of its observations."""
     image_size: int = Field(default=64, ge=16, multiple_of=16)
@@ -68,6 +71,9 @@ class WorldModelConfig(GRPOConfig):
     """Environment steps before anything is learned."""
     steps_per_collect: int = Field(default=16, ge=1)
     """Environment steps between two batches of imagined futures, over all copies."""
+    acting: Literal["lockstep", "beside"] = "lockstep"
+    """When those steps are played: before the world model learns, or beside it, in a thread and on the CPU, by a copy
+    of the agent. What is learned from is then one batch of futures older, and so is who played it."""
     replay_capacity: int = Field(default=200_000, ge=1)
     """Steps that are remembered."""
     replay_memory: int | None = Field(default=None, ge=1)

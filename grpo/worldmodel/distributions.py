@@ -84,32 +84,57 @@ def uniform(shape: Sequence[int], random: torch.Generator | Tensor | None, like:
     return torch.rand(*shape, generator=random, device=device, dtype=like.dtype).to(like.device)
 
 
+def shares(logits: Tensor) -> Tensor:
+    """Softmax over the classes of (…, S, C), which lie outermost in memory: few of them make it many times faster."""
+    return logits.transpose(-1, -2).contiguous().softmax(-2).transpose(-1, -2)
+
+
+def unimix(probs: Tensor) -> Tensor:
+    """Probabilities with UNIMIX of the uniform distribution."""
+    return probs * (1 - UNIMIX) + UNIMIX / probs.shape[-1]
+
+
 def mixed(logits: Tensor) -> Tensor:
-    """Probabilities of a latent's classes: softmax with UNIMIX of the uniform distribution."""
-    return logits.softmax(-1) * (1 - UNIMIX) + UNIMIX / logits.shape[-1]
+    """Probabilities of a latent's classes."""
+    return unimix(shares(logits))
 
 
 def one_hot(probs: Tensor, uniform: Tensor) -> Tensor:
-    """A class for each distribution in (…, C), by inverting its distribution function at `uniform` (…)."""
-    cumulative = probs.cumsum(-1)
-    point = uniform[..., None] * cumulative[..., -1:]
-    chosen = (cumulative[..., :-1] <= point).sum(-1, keepdim=True)
-    return torch.zeros_like(probs).scatter_(-1, chosen, 1.0)
+    """A class for each distribution in (…, S, C), by inverting its distribution function at `uniform` (…, S)."""
+    cumulative = probs.transpose(-1, -2).cumsum(-2)
+    point = uniform[..., None, :] * cumulative[..., -1:, :]
+    chosen = (cumulative[..., :-1, :] <= point).sum(-2, keepdim=True)
+    return torch.zeros_like(cumulative).scatter_(-2, chosen, 1.0).transpose(-1, -2)
 
 
 def straight_through(logits: Tensor, uniform: Tensor) -> Tensor:
     """One-hot samples, exactly; their gradient is that of the probabilities."""
     probs = mixed(logits)
-    return one_hot(probs.detach(), uniform) + (probs - probs.detach())
+    sample = one_hot(probs.detach(), uniform)
+    return sample + (probs - probs.detach()) if probs.requires_grad else sample
 
 
-def kl(logits: Tensor, other: Tensor) -> Tensor:
-    """KL(mixed(logits) ‖ mixed(other)) of all latents together: (…, S, C) → (…)."""
-    probs = mixed(logits)
-    return (probs * (probs.log() - mixed(other).log())).sum((-2, -1))
+@dataclass(frozen=True)
+class Latents:
+    """Categorical latents (…, S, C) by their probabilities, whose logarithms are taken once."""
 
+    probs: Tensor
+    log: Tensor
 
-def entropy(logits: Tensor) -> Tensor:
-    """Of all latents together: (…, S, C) → (…)."""
-    probs = mixed(logits)
-    return -(probs * probs.log()).sum((-2, -1))
+    @classmethod
+    def of(cls, logits: Tensor) -> Latents:
+        """`mixed`."""
+        probs = mixed(logits)
+        return cls(probs, probs.log())
+
+    def detach(self) -> Latents:
+        """The same without gradients."""
+        return Latents(self.probs.detach(), self.log.detach())
+
+    def kl(self, other: Latents) -> Tensor:
+        """KL(self ‖ other) of all latents together, (…)."""
+        return (self.probs * (self.log - other.log)).sum((-2, -1))
+
+    def entropy(self) -> Tensor:
+        """Of all latents together, (…)."""
+        return -(self.probs * self.log).sum((-2, -1))

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from grpo.config import ConfigError
-from grpo.worldmodel.distributions import Bernoulli, TwoHot, entropy, kl
+from grpo.worldmodel.distributions import Bernoulli, Latents, TwoHot
+from grpo.worldmodel.memory import keep_freed
 from grpo.worldmodel.networks import Decoder, Encoder, Shapes, TwoHotHead, head
 from grpo.worldmodel.rssm import RSSM, Latent, Observed, Size, size_of
 
@@ -50,6 +51,7 @@ class WorldModel(nn.Module):
             raise ConfigError(f"an observation cannot be called {taken[0]!r}, a batch has that already; rename it")
         self.shapes, self.action_width, self.size = dict(shapes), action_width, size_of(size)
         deter, stoch, units = self.size.deter, self.size.stoch * self.size.classes, self.size.units
+        keep_freed()
         with torch.random.fork_rng(devices=[]):  # the same seed gives the same model, and nobody else's numbers move
             torch.default_generator.manual_seed(seed)
             self.encoder = Encoder(shapes, units, self.size.depth)
@@ -84,7 +86,7 @@ class WorldModel(nn.Module):
         """The loss, metrics, the posterior's samples (B, T) with their gradients, and the last of them without."""
         seen = self.observe(batch, latent, random)
         flat = seen.latent.flat
-        posterior, prior = seen.posterior_BTSC, seen.prior_BTSC
+        posterior, prior = Latents.of(seen.posterior_BTSC), Latents.of(seen.prior_BTSC)
         dynamics, representation = balanced_kl(posterior, prior)
         reward, goes_on = self.reward(flat), self.goes_on(flat)
         painted = self.decoder(seen.latent.deter, seen.latent.stoch)
@@ -101,9 +103,9 @@ class WorldModel(nn.Module):
             metrics = {f"loss/{name}": x.detach() for name, x in parts.items()}
             metrics |= {
                 "loss": loss.detach(),
-                "kl": kl(posterior, prior).mean(),
-                "entropy/posterior": entropy(posterior).mean(),
-                "entropy/prior": entropy(prior).mean(),
+                "kl": posterior.kl(prior).mean(),
+                "entropy/posterior": posterior.entropy().mean(),
+                "entropy/prior": prior.entropy().mean(),
                 "reward_error": (reward.mean - batch["reward"]).abs().mean(),
             }
         return loss, metrics, seen.latent, seen.latent[:, -1].detach()
@@ -136,9 +138,9 @@ class WorldModel(nn.Module):
         return {key: Forecast(truth[key], x, _difference(truth[key], x)) for key, x in predicted.items()}
 
 
-def balanced_kl(posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
+def balanced_kl(posterior: Latents, prior: Latents) -> tuple[Tensor, Tensor]:
     """KL(posterior ‖ prior) in nats, at least FREE_NATS, twice: once only the prior moves, once only the posterior."""
-    dynamics, representation = kl(posterior.detach(), prior), kl(posterior, prior.detach())
+    dynamics, representation = posterior.detach().kl(prior), posterior.kl(prior.detach())
     return dynamics.clamp(min=FREE_NATS), representation.clamp(min=FREE_NATS)
 
 

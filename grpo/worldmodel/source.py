@@ -2,6 +2,8 @@
 
 collect:  play the steps that are due ─► replay ─► update the world model as often as is due
                                                └─► P states seen on the way ─► P × G imagined futures ─► Rollouts
+
+With `acting=beside` the steps were played while the last round was learned from, and the next ones are begun first.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo.config import ConfigError
 from grpo.envs.evaluation import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.protocols import Collected, CollectRequest, State
@@ -24,16 +27,17 @@ from grpo.run.seeding import derive
 from grpo.run.session import SamplesFailed
 from grpo.workers import line
 from grpo.worldmodel.acting import Lanes
+from grpo.worldmodel.beside import Beside, Tape
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import World, judge, watch
 from grpo.worldmodel.imagine import Futures, Imagined, RewardFn, imagine, own_rewards
 from grpo.worldmodel.optimiser import part
 from grpo.worldmodel.policy import ActorPolicy
-from grpo.worldmodel.replay import Ratio, Replay
+from grpo.worldmodel.replay import Ratio, Replay, Sample
 from grpo.worldmodel.returns import Critic, Range, as_rewards, discounted, lambda_returns
 from grpo.worldmodel.rssm import Latent
 from grpo.worldmodel.show import leave_forecast, leave_groups, leave_strips
-from grpo.worldmodel.study import Study, choose
+from grpo.worldmodel.study import ModelDiverged, Study, choose
 from grpo.worldmodel.views import VECTOR, View
 
 MOST_SEEN = 8
@@ -69,6 +73,7 @@ class WorldModelSource:
         reward_fn: RewardFn | None = None,
     ) -> None:
         self.policy, self.study, self.fleet, self.view, self.world = policy, study, fleet, view, world
+        self.model = study.model
         self.config, self.reward_fn = config, reward_fn
         size = study.model.size
         self.critic: Critic | None = None
@@ -79,8 +84,17 @@ class WorldModelSource:
         self.range = Range()
         self.folder: Path | None = None
         """Where the replay may keep what memory is too small for; set it before the first step."""
+        self.parentless: str | None = None
+        """Why the agent to begin with was not found; what goes on from a saved state does without."""
         self._lanes: Lanes | None = None
         self._replay: Replay | None = None
+        self._beside = Beside(study.model, policy) if config.acting == "beside" else None
+        self._ahead: int | None = None
+        """With it: the round whose steps were played already, or are being played."""
+        self._before: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        """The lanes before that round."""
+        self._counted = 0
+        """Environment steps that were reported."""
         self._ratio = Ratio(0 if study.frozen else config.train_ratio, config.batch_size * config.batch_length)
         self._saved: State | None = None
         """What was loaded and has not been needed yet: looking at an agent wakes neither replay nor environments."""
@@ -124,23 +138,69 @@ class WorldModelSource:
 
     def _live(self, step: int) -> Latent:
         """Play and learn what is due; the states to imagine from."""
+        self._expect_parent()
         lanes, replay = self._awake()
-        config, began = self.config, lanes.env_steps
-        random = np.random.default_rng([config.seed, step, 0])
-        noise = self._generator(step, "act")
-        until = max(config.prefill, began + config.steps_per_collect)
-        while lanes.env_steps < until or not replay.sequences:
-            lanes.tick(replay, random, noise)
+        config = self.config
+        if self._beside is None:
+            random = self._play(lanes, replay, step)
+        else:
+            random = np.random.default_rng([config.seed, step, 1])
+            self._settle()
+            if self._ahead != step:
+                self._beside.refresh()
+                self._play(lanes, replay, step)
         self._expect_sound(lanes, step)
-        seen = None
-        extra = config.pretrain if step == 0 and not self.study.frozen else 0
-        learning = self._generator(step, "learn")
-        for _ in range(extra + self._ratio.due(lanes.env_steps)):
-            seen = self.study.update(replay.sample(config.batch_size), replay, learning)
-        if seen is None:
-            seen = self.study.remember(replay.sample(config.batch_size), learning)
-        self._measure(lanes, replay, lanes.env_steps - began)
+        told, due = self._told(lanes), self._ratio.due(lanes.env_steps)
+        if self._beside is not None:
+            self._before, self._ahead = (lanes.values(), lanes.arrays()), step + 1
+            self._beside.begin(lambda tape: self._play(lanes, tape, step + 1))
+        due += config.pretrain if step == 0 and not self.study.frozen else 0
+        seen = self._learned(replay, due, step)
+        self._metrics = {**told, **self._studied(replay)}
         return choose(*seen, config.groups_per_step, random)
+
+    def _play(self, lanes: Lanes, memory: Replay | Tape, step: int) -> np.random.Generator:
+        """The steps of a round, into the replay or onto a tape for it; what is left of the round's randomness."""
+        config, noise = self.config, self._generator(step, "act")
+        random = np.random.default_rng([config.seed, step, 0])
+        until = max(config.prefill, lanes.env_steps + config.steps_per_collect)
+        while lanes.env_steps < until or (isinstance(memory, Replay) and not memory.sequences):
+            lanes.tick(memory, random, noise)
+        return random
+
+    def _settle(self) -> None:
+        """Wait for what is being played beside, and remember it."""
+        tape = None if self._beside is None else self._beside.finish()
+        if tape is not None and self._replay is not None:
+            tape.remember(self._replay)
+
+    def _learned(self, replay: Replay, updates: int, step: int) -> tuple[Latent, Tensor]:
+        """So many updates of the world model; the states that the last one passed through, and which are ends."""
+        random, seen = self._generator(step, "learn"), None
+        for _ in range(updates):
+            sample = replay.sample(self.config.batch_size)
+            try:
+                seen = self.study.update(sample, replay, random)
+            except ModelDiverged as error:
+                raise ModelDiverged(f"{error}{self._dumped(sample, step)}") from None
+        return self.study.remember(replay.sample(self.config.batch_size), random) if seen is None else seen
+
+    def _dumped(self, sample: Sample, step: int) -> str:
+        """Leave the batch that did it, for looking at; where it is."""
+        if self.folder is None:
+            return ""
+        path = self.folder / "samples" / f"diverged-model-{step + 1:08d}.npz"
+        try:
+            path.parent.mkdir(exist_ok=True)
+            np.savez_compressed(path, **{"ids": sample.ids_BT, **sample.batch})  # type: ignore[arg-type]
+        except OSError as error:
+            return f"; the batch was not kept: {error}"
+        return f"; the last batch is in {path}"
+
+    def _expect_parent(self) -> None:
+        """Nobody takes a fresh agent for the one that was asked for."""
+        if self.parentless is not None:
+            raise ConfigError(self.parentless)
 
     def _expect_sound(self, lanes: Lanes, step: int) -> None:
         """Environments that failed: an error on the first step, later a warning; the run counts them."""
@@ -202,21 +262,24 @@ class WorldModelSource:
             found["reward_std"] = whole_N.std()
             self._metrics |= {name: float(x) for name, x in found.items()}
 
-    def _measure(self, lanes: Lanes, replay: Replay, played: int) -> None:
-        done = lanes.finished
-        self._metrics = {
+    def _told(self, lanes: Lanes) -> dict[str, float | None]:
+        """How playing went since somebody last asked."""
+        done, played = lanes.finished, lanes.env_steps - self._counted
+        failed, lanes.failures = len(lanes.failures), []
+        self._counted = lanes.env_steps
+        return {
             "return": float(np.mean([total for total, _ in done])) if done else None,
             "episode_length": float(np.mean([length for _, length in done])) if done else None,
             "env_steps": float(lanes.env_steps),
             "episodes": float(lanes.episodes),
-            "failed": float(len(lanes.failures)),
+            "failed": float(failed),
             "samples": float(played),
-            "model/updates": float(self.study.updates),
-            "model/updates_skipped": float(self.study.skipped),
-            **replay.metrics(),
-            **self.study.metrics,
         }
-        lanes.failures = []
+
+    def _studied(self, replay: Replay) -> dict[str, float]:
+        """How far the world model is."""
+        counts = {"model/updates": float(self.study.updates), "model/updates_skipped": float(self.study.skipped)}
+        return counts | replay.metrics() | self.study.metrics
 
     def _generator(self, step: int, stream: str) -> torch.Generator:
         """Randomness from (seed, step, stream): nothing to save."""
@@ -229,7 +292,8 @@ class WorldModelSource:
         if self._lanes is None or self._replay is None or self._saved is not None:
             self._close_replay()
             config, size = self.config, self.study.model.size
-            self._lanes = Lanes(self.fleet, self.view, self.study.model, self.policy, config.seed)
+            player = self._beside or self
+            self._lanes = Lanes(self.fleet, self.view, player.model, player.policy, config.seed)
             self._replay = Replay(
                 config.replay_capacity,
                 config.batch_length,
@@ -262,11 +326,13 @@ class WorldModelSource:
 
     def judge(self, episodes: int, greedy: bool = True, seed: int | None = None) -> Evaluation:
         """So many episodes on independent starts."""
+        self._expect_parent()
         chosen = self.config.seed if seed is None else seed
         return judge(self.world, self.view, self.study.model, self.policy, episodes, greedy, chosen)
 
     def watch(self, episodes: int, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes in a window or a film; their returns."""
+        self._expect_parent()
         return watch(self.world, self.view, self.study.model, self.policy, episodes, self.config.seed, render, video)
 
     def leave(self, folder: Path) -> Mapping[str, Path]:
@@ -293,11 +359,20 @@ class WorldModelSource:
     # --- what must be kept, and what can be seen --------------------------------------------------------------------
 
     def state(self) -> State:
-        """Everything the next step depends on."""
+        """Everything the next step depends on; what is being played beside is waited for.
+
+        A round that failed does not count: who goes on from here plays it again, and this run's next step tells why.
+        """
+        ahead, before = self._ahead, None
+        try:
+            self._settle()
+        except Exception:  # as above
+            ahead, before = None, self._before
         parts = {"study": self.study.state()}
         if self.critic is not None:
             parts["critic"] = self.critic.state()
         values: dict[str, Any] = {"range": self.range.value, "ratio": dict(self._ratio.state().values)}
+        values |= {"ahead": ahead, "counted": self._counted}
         arrays: dict[str, Any] = {}
         if self._saved is not None:
             kept = {name: x for name, x in self._saved.arrays.items() if name.startswith(("lanes/", "replay/"))}
@@ -307,8 +382,8 @@ class WorldModelSource:
             values |= {"lanes": None, "replay": None}
         else:
             parts["replay"] = self._replay.state()
-            values["lanes"] = self._lanes.values()
-            arrays |= {f"lanes/{name}": _kept(x) for name, x in self._lanes.arrays().items()}
+            values["lanes"], kept = before or (self._lanes.values(), self._lanes.arrays())
+            arrays |= {f"lanes/{name}": _kept(x) for name, x in kept.items()}
         for name, state in parts.items():
             values[name] = dict(state.values)
             arrays |= {f"{name}/{key}": _kept(x) for key, x in state.arrays.items()}
@@ -327,6 +402,10 @@ class WorldModelSource:
             self.critic.load_state(State(state.values["critic"], part(state.arrays, "critic")))
         self.policy.module.load_state_dict(part(state.arrays, "actor"), strict=False)
         self.range.value = state.values["range"]
+        if self._beside is not None:
+            self._beside.forget()
+        self._ahead, self._counted = state.values["ahead"], state.values["counted"]
+        self.parentless = None
         self._ratio.load_state(State(state.values["ratio"], {}))
         self._saved = state
 
@@ -358,6 +437,8 @@ class WorldModelSource:
 
     def close(self) -> None:
         """End the environments and their processes, close the files."""
+        if self._beside is not None:
+            self._beside.close()
         self._close_replay()
         self.fleet.close()
         self.world.close()

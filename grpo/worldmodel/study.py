@@ -48,7 +48,9 @@ class Study:
         if math.isfinite(norm) and math.isfinite(float(loss.detach())):
             self._optimiser.step()
             self.updates, self._in_a_row = self.updates + 1, 0
-            self.metrics = {f"model/{name}": float(x) for name, x in metrics.items()} | {"model/grad_norm": norm}
+            values = torch.stack([x.float() for x in metrics.values()]).tolist()  # the device is waited for once
+            self.metrics = {f"model/{name}": x for name, x in zip(metrics, values, strict=True)}
+            self.metrics["model/grad_norm"] = norm
             replay.write_latents(sample.ids_BT, posterior.deter, posterior.stoch)
         else:
             self._skip()

@@ -30,6 +30,7 @@ from grpo.trainer import GRPOTrainer as Trainer
 from grpo.worldmodel.adapters import adapt
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import World
+from grpo.worldmodel.held import HeldFactory
 from grpo.worldmodel.imagine import RewardFn
 from grpo.worldmodel.learner import WorldModel
 from grpo.worldmodel.optimiser import part
@@ -75,11 +76,12 @@ class GRPOTrainer(Trainer):
             config = WorldModelConfig(_dialect="dreamer", **named | given)
         fleet, world = _world(config, config.env if env is None or isinstance(env, str) else env)
         try:
-            policy, study, view = _agent(config, fleet)
+            policy, study, view, parentless = _agent(config, fleet)
         except BaseException:
             fleet.close()
             raise
         source = WorldModelSource(policy, study, fleet, view, world, config, reward_fn)
+        source.parentless = parentless
         tensors = [p for p in policy.parameters().values() if p.requires_grad]
         optimizer = torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
         super().__init__(config, policy, _reference(config, policy), optimizer=optimizer, source=source)
@@ -151,13 +153,15 @@ def _world(config: WorldModelConfig, env: Env) -> tuple[Fleet, World]:
     """The fleet that plays, and how further copies are made."""
     horizon, kind = config.max_episode_steps, config.vector
     factory = EnvFactory(env, config.env_kwargs, horizon)
-    if config.pixels:
+    if config.pixels or config.action_repeat > 1:
         if kind in ("classic", "vector", "envpool"):
-            raise ConfigError(
-                f"pixels=true needs environments that draw themselves: vector=serial or processes, not {kind}"
-            )
+            what = "pixels=true" if config.pixels else f"action_repeat={config.action_repeat}"
+            raise ConfigError(f"{what} needs environments one by one: vector=serial or processes, not {kind}")
         kind = _home(factory) if kind == "auto" else kind
-        factory = EnvFactory(DrawnFactory(env, config.image_size, config.env_kwargs, horizon))
+    if config.action_repeat > 1:
+        factory, horizon = EnvFactory(HeldFactory(factory, config.action_repeat)), None
+    if config.pixels:
+        factory = EnvFactory(DrawnFactory(factory.env, config.image_size, factory.kwargs, factory.horizon))
 
     def made(kind: Kind, count: int) -> Fleet:
         workers, timeout = config.workers, config.env_timeout
@@ -174,8 +178,8 @@ def _home(factory: EnvFactory) -> Kind:
     return "serial" if module.replace(":", ".").split(".")[0] in TRUSTED else "processes"
 
 
-def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, View]:
-    """Actor and world model, fresh or another run's, with adapters if asked for."""
+def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, View, str | None]:
+    """Actor and world model, fresh or another run's, with adapters if asked for; and why that run was not found."""
     view = View(fleet.observation_space, config.image_size)
     head = make_head(fleet.action_space, config.action_head, config.log_std, state_std=True)
     _expect_used(config, view, head)
@@ -183,8 +187,7 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, 
     model = WorldModel(view.shapes, policy.actions.width, config.size, config.seed)
     units = model.size.units
     policy = ActorPolicy(make_network(model.flat_width, units, head, config.actor_layers, config.seed), head)
-    if config.init_from is not None:
-        _begin_with(Path(config.init_from), policy, model)
+    parentless = None if config.init_from is None else _begin_with(Path(config.init_from), policy, model)
     if config.adapter_rank:
         policy.module.requires_grad_(False)
         adapt(policy.network, config.adapter_rank, config.seed)
@@ -193,7 +196,8 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, 
     device = device_of(config.device)
     moved(model, device)
     moved(policy.module, device)
-    return policy, Study(model, config.model_learning_rate, config.model_warmup, config.frozen_model), view
+    study = Study(model, config.model_learning_rate, config.model_warmup, config.frozen_model)
+    return policy, study, view, parentless
 
 
 def _expect_used(config: WorldModelConfig, view: View, head: Head) -> None:
@@ -205,12 +209,15 @@ def _expect_used(config: WorldModelConfig, view: View, head: Head) -> None:
         raise ConfigError("image_size has no effect: this environment shows no pictures; pixels=true draws some")
 
 
-def _begin_with(path: Path, policy: ActorPolicy, model: WorldModel) -> None:
-    """The weights of another run's best (or last) checkpoint."""
+def _begin_with(path: Path, policy: ActorPolicy, model: WorldModel) -> str | None:
+    """The weights of another run's best (or last) checkpoint; or why there is no such run.
+
+    That is no error yet: a run that is resumed has its weights, wherever its parent went.
+    """
     try:
         folder = RunFolder.open(path)
     except FolderError as error:
-        raise ConfigError(f"init_from: {error}") from None
+        return f"init_from: {error}"
     found = checkpoint.best(folder) or checkpoint.resume_point(folder, None)
     if found is None:
         raise ConfigError(f"init_from={path} has no checkpoint; train it first")
@@ -223,6 +230,7 @@ def _begin_with(path: Path, policy: ActorPolicy, model: WorldModel) -> None:
         raise ConfigError(
             f"init_from={path} is another agent than these settings make (size, env, layers, its own adapters): {why}"
         ) from None
+    return None
 
 
 def _reference(config: WorldModelConfig, policy: ActorPolicy) -> Reference | None:

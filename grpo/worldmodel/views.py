@@ -89,6 +89,11 @@ class DrawnFactory:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     horizon: int | None = None
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return EnvFactory(self.env).name
+
     def __call__(self, render_mode: str | None = None) -> gym.Env[Any, Any]:
         """One more; whoever asks for another render mode than a picture cannot have it."""
         if render_mode not in (None, "rgb_array"):

@@ -1,5 +1,7 @@
 """Fine-tuning: adapters move, everything else stays, and with the adapters off the old agent is there again."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -88,6 +90,24 @@ def test_an_adapted_run_is_resumed_exactly(run_folder, tmp_path):
     assert same(weights(whole.policy.module), weights(again.policy.module))
     assert same(weights(whole.source.study.model), weights(again.source.study.model))
     for made in (whole, cut, again):
+        made.source.close()
+
+
+def test_a_run_that_is_resumed_does_without_its_parent(run_folder, tmp_path):
+    tuned = {"init_from": str(tmp_path / "parent"), "adapter_rank": 2, "pretrain": None, "beta": 0.1}
+    shutil.copytree(run_folder, tmp_path / "parent")
+    one = make(**tuned)
+    one.step()
+    state, expected = one.state(), one.step()
+    shutil.rmtree(tmp_path / "parent")
+    again = make(**tuned)
+    again.load_state(state)
+    assert dict(again.step()) == dict(expected)
+    orphan = make(**tuned)
+    for look in (orphan.step, lambda: orphan.evaluate(1), lambda: orphan.watch(1)):
+        with pytest.raises(ConfigError, match=r"init_from: .*parent"):
+            look()
+    for made in (one, again, orphan):
         made.source.close()
 
 

@@ -56,16 +56,23 @@ def test_the_cross_entropy_is_least_where_the_mean_is_the_value():
 def test_no_class_is_less_likely_than_its_share_of_the_mix():
     probs = d.mixed(torch.tensor([[1000.0, 0.0, 0.0, -1000.0]]))
     torch.testing.assert_close(probs, torch.tensor([[0.9925, 0.0025, 0.0025, 0.0025]]))
-    assert d.kl(torch.tensor([[[1e4, 0.0]]]), torch.tensor([[[0.0, 1e4]]])).isfinite().all()
+    one, other = (d.Latents.of(torch.tensor([[logits]])) for logits in ([1e4, 0.0], [0.0, 1e4]))
+    assert one.kl(other).isfinite().all()
 
 
 def test_kl_and_entropy_are_those_of_independent_categoricals():
     random = torch.Generator().manual_seed(1)
     a, b = (3 * torch.randn(4, 6, 5, generator=random, dtype=torch.float64) for _ in range(2))
     p, q = (torch.distributions.Categorical(probs=d.mixed(x)) for x in (a, b))
-    torch.testing.assert_close(d.kl(a, b), torch.distributions.kl_divergence(p, q).sum(-1))
-    torch.testing.assert_close(d.entropy(a), p.entropy().sum(-1))
-    assert torch.equal(d.kl(a, a), torch.zeros(4, dtype=torch.float64))
+    one, other = d.Latents.of(a), d.Latents.of(b)
+    torch.testing.assert_close(one.kl(other), torch.distributions.kl_divergence(p, q).sum(-1))
+    torch.testing.assert_close(one.entropy(), p.entropy().sum(-1))
+    assert torch.equal(one.kl(one), torch.zeros(4, dtype=torch.float64))
+
+
+def test_probabilities_are_a_softmax_with_its_share_of_the_uniform_distribution():
+    logits = 3 * torch.randn(2, 7, 5, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(d.mixed(logits), 0.99 * logits.softmax(-1) + 0.01 / 5)
 
 
 def test_samples_follow_the_probabilities_and_are_exactly_one_hot():
@@ -73,7 +80,7 @@ def test_samples_follow_the_probabilities_and_are_exactly_one_hot():
     points = (torch.arange(10_000) + 0.5) / 10_000
     sample = d.straight_through(logits.expand(10_000, 4), points)
     assert set(sample.unique().tolist()) == {0.0, 1.0} and (sample.sum(-1) == 1).all()
-    torch.testing.assert_close(sample.mean(0), d.mixed(logits), atol=1e-4, rtol=0)
+    torch.testing.assert_close(sample.mean(0), d.mixed(logits[None])[0], atol=1e-4, rtol=0)
     ends = d.straight_through(logits.expand(2, 4), torch.tensor([0.0, 1.0]))
     assert ends.argmax(-1).tolist() == [0, 3]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
+from grpo.worldmodel.distributions import Latents
 from grpo.worldmodel.learner import WorldModel, balanced_kl
 from grpo.worldmodel.optimiser import LaProp
 from grpo.worldmodel.rssm import Size
@@ -57,7 +58,7 @@ def test_a_fresh_model_expects_no_reward():
 
 def test_the_prior_learns_from_the_posterior_and_the_posterior_a_little_from_the_prior():
     posterior, prior = ((3 * torch.randn(2, 4, 4, generator=keyed(seed))).requires_grad_() for seed in (1, 2))
-    dynamics, representation = balanced_kl(posterior, prior)
+    dynamics, representation = balanced_kl(Latents.of(posterior), Latents.of(prior))
     assert torch.equal(dynamics, representation) and (dynamics > 1).all()
 
     def moved(loss):
@@ -70,7 +71,7 @@ def test_the_kl_losses_move_their_own_heads_with_their_own_weights():
     model, data = WorldModel({"place": (3,)}, 2, TINY), batch(length=1, shapes={"place": (3,)})
     torch.nn.init.normal_(model.rssm.posterior_logits.weight)  # more than one nat apart
     seen = model.observe(data, random=keyed())
-    dynamics, representation = balanced_kl(seen.posterior_BTSC, seen.prior_BTSC)
+    dynamics, representation = balanced_kl(Latents.of(seen.posterior_BTSC), Latents.of(seen.prior_BTSC))
     assert (dynamics > 1).all()
     heads = [model.rssm.posterior_logits.bias, model.rssm.prior_layers[-1].bias]
     for loss, still in ((dynamics, 0), (representation, 1)):
@@ -84,7 +85,7 @@ def test_the_kl_losses_move_their_own_heads_with_their_own_weights():
 def test_less_than_a_free_nat_is_left_alone():
     posterior = 0.01 * torch.randn(2, 4, 4, generator=keyed())
     prior = torch.zeros(2, 4, 4, requires_grad=True)
-    dynamics, representation = balanced_kl(posterior, prior)
+    dynamics, representation = balanced_kl(Latents.of(posterior), Latents.of(prior))
     assert torch.equal(dynamics, torch.ones(2)) and torch.equal(representation, torch.ones(2))
     dynamics.sum().backward()
     assert not prior.grad.any()

@@ -132,3 +132,53 @@ def test_every_part_of_the_latent_reaches_every_observation():
 def test_what_cannot_be_modelled_is_named(shapes, message):
     with pytest.raises(ConfigError, match=message):
         Encoder(shapes, units=8, depth=2)
+
+
+def test_painting_on_the_small_picture_is_enlarging_and_convolving():
+    decoder = Decoder({"image": (48, 32, 3)}, deter=32, stoch=20, units=8, depth=3).double()
+    for parameter in decoder.convolutions.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(2, 12, 3, 2, dtype=torch.float64, requires_grad=True)
+    fast, plain = decoder.painted(x), decoder.convolutions(x)
+    torch.testing.assert_close(fast, plain)
+    weight, inputs = torch.randn_like(plain), [x, *decoder.convolutions.parameters()]
+    grads = [torch.autograd.grad((weight * out).sum(), inputs) for out in (fast, plain)]
+    assert all(grad.abs().max() > 0 for grad in grads[1])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("width", [16, 15])
+def test_neighbours_that_are_computed_together_are_a_plain_convolution(width):
+    layer = Encoder({"image": (16, 16, 3)}, units=8, depth=3).double().convolutions[0]
+    x = torch.randn(2, 3, 16, width, dtype=torch.float64, requires_grad=True)
+    torch.nn.init.normal_(layer.bias)
+    plain = torch.nn.functional.conv2d(x, layer.weight, layer.bias, padding=2)
+    weight, inputs = torch.randn_like(plain), [x, layer.weight, layer.bias]
+    torch.testing.assert_close(layer(x), plain)
+    for one, other in zip(*(torch.autograd.grad((weight * y).sum(), inputs) for y in (layer(x), plain)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_layer_between_convolutions_is_a_norm_over_channels_then_silu():
+    _, _, layer = Encoder({"image": (16, 16, 3)}, units=8, depth=3).double().convolutions[:3]
+    gain = layer[0].weight
+    torch.nn.init.normal_(gain)
+    x = torch.randn(2, 6, 4, 5, dtype=torch.float64, requires_grad=True)
+    y = x / (x.square().mean(1, keepdim=True) + 1e-4).sqrt() * gain[:, None, None]
+    plain, weight = y * y.sigmoid(), torch.randn(2, 6, 4, 5, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), plain)
+    for one, other in zip(
+        *(torch.autograd.grad((weight * z).sum(), [x, gain]) for z in (layer(x), plain)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+def test_pictures_are_left_as_they_were_given():
+    shapes = {"image": (16, 16, 3)}
+    encoder, decoder = Encoder(shapes, units=8, depth=2), Decoder(shapes, deter=16, stoch=4, units=8, depth=2)
+    seen = {"image": 255 * torch.rand(2, 16, 16, 3)}
+    before = seen["image"].clone()
+    encoder(seen)
+    decoder.losses({"image": torch.zeros(2, 16, 16, 3)}, seen)
+    assert torch.equal(seen["image"], before)

@@ -1,6 +1,7 @@
 """The recurrent model: the fast scan is the plain loop, resets forget, futures can be had again."""
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -182,3 +183,31 @@ def test_sizes_grow_and_an_unknown_one_is_refused():
     assert size_of(TINY) is TINY and size_of("1m").deter == 512
     with pytest.raises(ConfigError, match=r"size='2m' is not one of 0\.5m, 1m, 4m, 12m, 25m, 50m"):
         size_of("2m")
+
+
+def test_the_number_of_threads_is_left_as_it_was(model, given):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        scanned(model, given).latent.flat.sum().backward()
+        assert torch.get_num_threads() == 2
+        with pytest.raises(RuntimeError):
+            scanned(model, given, start=Latent(torch.zeros(B, 31), torch.zeros(B, 6, 5)))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_graph_that_is_dropped_leaves_nothing_behind(model, given):
+    seen = scanned(model, given)
+    tape = weakref.ref(seen.latent.deter.grad_fn.next_functions[0][0].tape)
+    assert tape() is not None
+    del seen
+    assert tape() is None
+
+
+def test_a_graph_can_be_gone_back_through_twice(model, given):
+    seen = scanned(model, given)
+    loss = seen.latent.deter.sum() + seen.posterior_BTSC.square().sum()
+    one, two = (torch.autograd.grad(loss, list(model.gru.parameters()), retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))

@@ -6,11 +6,13 @@ import torch
 from gymnasium import spaces
 
 from grpo.config import ConfigError
+from grpo.envs.make import EnvFactory
 from grpo.protocols import CollectRequest
 from grpo.worldmodel.acting import EVALUATION, episode_seed
+from grpo.worldmodel.held import HeldFactory
 from grpo.worldmodel.rssm import Latent
-from grpo.worldmodel.study import choose
-from grpo.worldmodel.views import View
+from grpo.worldmodel.study import ModelDiverged, choose
+from grpo.worldmodel.views import DrawnFactory, View
 from tests.unit.worldmodel.worlds import make, same, weights
 
 
@@ -46,6 +48,20 @@ def test_a_model_that_is_not_trained_stays_as_it_is():
     trainer.step()
     trainer.step()
     assert same(before, weights(trainer.source.study.model)) and trainer.source.study.updates == 0
+    trainer.source.close()
+
+
+def test_a_model_that_diverges_leaves_what_it_learned_from(tmp_path, monkeypatch):
+    trainer = make()
+    trainer.source.folder = tmp_path
+    trainer.step()
+    model = trainer.source.study.model
+    real = model.loss
+    monkeypatch.setattr(model, "loss", lambda *given: (real(*given)[0] * torch.nan, *real(*given)[1:]))
+    with pytest.raises(ModelDiverged, match=r"lower model_learning_rate.*; the last batch is in .*diverged-model"):
+        trainer.step()
+    with np.load(tmp_path / "samples" / "diverged-model-00000002.npz") as kept:
+        assert kept["vector"].shape == (4, 8, 4) and kept["ids"].shape == (4, 8)
     trainer.source.close()
 
 
@@ -162,3 +178,8 @@ class Panel:
                 return {"a": self.t % 3, "b": np.zeros(2, np.float32)}, float(action[0] == 1), self.t == 9, False, {}
 
         return Made()
+
+
+def test_messages_name_the_environment_however_it_is_wrapped():
+    drawn = EnvFactory(DrawnFactory("CartPole-v1", 64))
+    assert EnvFactory(HeldFactory(drawn, 2)).name == "CartPole-v1"

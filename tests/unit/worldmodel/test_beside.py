@@ -1,0 +1,224 @@
+"""Acting beside learning: the same steps a round later, whichever of the two is faster; and actions that are held."""
+
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from grpo.config import ConfigError
+from grpo.run.session import SamplesFailed
+from grpo.worldmodel.acting import Lanes
+from tests.unit.worldmodel.worlds import make, same, weights
+
+
+class Slow(gym.Env):
+    """Counts its steps, pays 1 for each, and takes its time."""
+
+    observation_space = spaces.Box(0, 100, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, pause=0.0, length=20):
+        self.pause, self.length = pause, length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        time.sleep(self.pause)
+        self.t += 1
+        return np.array([self.t], np.float32), 1.0, False, self.t == self.length, {}
+
+
+def trained(steps, trainer=None, **settings):
+    trainer = make(**settings) if trainer is None else trainer
+    return trainer, [trainer.step() for _ in range(steps)]
+
+
+def test_as_many_steps_are_played_and_learned_from_as_in_lockstep():
+    one, lockstep = trained(4)
+    two, beside = trained(4, acting="beside")
+    for name in ("env_steps", "samples", "model/updates", "replay_steps"):
+        assert [report[name] for report in lockstep] == [report[name] for report in beside], name
+    assert not same(weights(one.policy.module), weights(two.policy.module))  # somebody a round older played
+    for made in (one, two):
+        made.source.close()
+
+
+def test_it_does_not_matter_who_is_faster():
+    one, _ = trained(4, env=Slow, vector="serial", acting="beside")
+    two, _ = trained(4, env=Slow, env_kwargs={"pause": 0.02}, vector="serial", acting="beside")
+    assert same(weights(one.source.study.model), weights(two.source.study.model))
+    assert same(weights(one.policy.module), weights(two.policy.module))
+    for made in (one, two):
+        made.source.close()
+
+
+@pytest.mark.parametrize("more", [{}, {"replay_memory": 64, "replay_capacity": 200}])
+def test_what_was_saved_in_the_middle_of_it_goes_on_exactly(more, tmp_path):
+    settings = {"acting": "beside", **more}
+    whole, uncut = make(**settings), []
+    whole.source.folder = tmp_path / "whole"
+    for _ in range(6):
+        uncut.append(dict(whole.step()))
+        whole.state()  # a checkpoint changes nothing
+    cut = make(**settings)
+    cut.source.folder = tmp_path / "cut"
+    trained(3, cut)
+    again = make(**settings)
+    again.source.folder = tmp_path / "cut"
+    again.load_state(cut.state())
+    cut.source.close()
+    assert [dict(report) for report in trained(3, again)[1]] == uncut[3:]
+    assert same(weights(whole.policy.module), weights(again.policy.module))
+    for made in (whole, again):
+        made.source.close()
+
+
+def test_the_next_steps_are_played_while_nobody_waits_for_them(monkeypatch):
+    real, threads = Lanes.tick, []
+
+    def tick(self, *arguments):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Lanes, "tick", tick)
+    trainer, _ = trained(1, acting="beside")
+    trainer.state()
+    first = threads.count(True)
+    assert first > 0 and threads.count(False) > 0
+    trained(2, trainer)
+    assert threads.count(True) == first
+    trainer.source.close()
+    assert not any(thread.name.startswith("acting") for thread in threading.enumerate())
+
+
+def test_the_copy_that_plays_follows_the_learner():
+    trainer, _ = trained(3, acting="beside")
+    source = trainer.source
+    beside = source._beside
+    assert not same(weights(beside.policy.module), weights(trainer.policy.module))  # it is a step behind
+    source.state()
+    beside.refresh()
+    assert same(weights(beside.policy.module), weights(trainer.policy.module))
+    assert same(weights(beside.model.encoder), weights(source.study.model.encoder))
+    assert same(weights(beside.model.rssm), weights(source.study.model.rssm))
+    assert beside.model.decoder is source.study.model.decoder  # nobody plays with it
+    trainer.source.close()
+
+
+def test_adapters_are_played_with_too(tmp_path):
+    parent = make()
+    parent.train(steps=1, folder=tmp_path / "parent", progress=None)
+    tuned, _ = trained(3, acting="beside", init_from=str(tmp_path / "parent"), adapter_rank=2, pretrain=None)
+    tuned.state()
+    tuned.source._beside.refresh()
+    assert same(weights(tuned.source._beside.policy.module), weights(tuned.policy.module))
+    tuned.source.close()
+
+
+def test_what_goes_wrong_in_the_thread_is_told_where_it_is_waited_for(monkeypatch):
+    trainer, _ = trained(1, acting="beside")
+    trainer.state()
+
+    def fails(self, *arguments):
+        raise SamplesFailed("no episode could begin")
+
+    monkeypatch.setattr(Lanes, "tick", fails)
+    trainer.step()
+    with pytest.raises(SamplesFailed, match="no episode could begin"):
+        trainer.step()
+    trainer.source.close()
+
+
+def test_a_checkpoint_survives_a_round_that_failed_and_plays_it_again(monkeypatch):
+    whole, uncut = trained(3, acting="beside")
+    trainer, _ = trained(1, acting="beside")
+    trainer.state()
+    real, ticks = Lanes.tick, []
+
+    def fails(self, *arguments):
+        ticks.append(real(self, *arguments))
+        if len(ticks) > 2:
+            raise SamplesFailed("no episode could begin")
+
+    monkeypatch.setattr(Lanes, "tick", fails)
+    trainer.step()
+    state = trainer.state()
+    assert len(ticks) == 3
+    with pytest.raises(SamplesFailed, match="no episode could begin"):
+        trainer.step()
+    monkeypatch.undo()
+    again = make(acting="beside")
+    again.load_state(state)
+    report = again.step()
+    for name in ("env_steps", "samples", "model/updates", "replay_steps"):
+        assert report[name] == uncut[2][name], name
+    for made in (whole, trainer, again):
+        made.source.close()
+
+
+def test_an_episode_that_was_given_up_beside_counts_after_a_resume_too():
+    trainer, _ = trained(1, acting="beside")
+    trainer.state()
+    trainer.source._lanes.failures.append("it broke")
+    again = make(acting="beside")
+    again.load_state(trainer.state())
+    for made in (trainer, again):
+        with pytest.warns(UserWarning, match="it broke"):
+            assert made.step()["failed"] == 1
+        made.source.close()
+
+
+def test_the_thread_has_the_same_share_of_the_cores_whenever_it_begins():
+    trainer = make(acting="beside")
+    beside, go, found, before = trainer.source._beside, threading.Event(), [], torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        beside.begin(lambda tape: (go.wait(60), found.append(torch.get_num_threads())))
+        torch.set_num_threads(1)  # as in a scan
+        go.set()
+        beside.finish()
+    finally:
+        torch.set_num_threads(before)
+    assert found == [2]
+    trainer.source.close()
+
+
+# --- actions that are held ------------------------------------------------------------------------------------------
+
+
+def test_a_held_action_is_one_decision_and_its_rewards_add_up():
+    trainer = make(Slow, vector="serial", action_repeat=3, prefill=60)
+    trainer.step()
+    batch = trainer.source.replay.peek(32, 0).batch
+    first, last = batch["is_first"], batch["is_last"]
+    assert (batch["reward"][~first & ~last] == 3).all() and (batch["reward"][last & ~first] == 2).all()
+    assert set(np.unique(batch["vector"])) == {0, 3, 6, 9, 12, 15, 18, 20}  # 20 steps are six decisions and two thirds
+    found = trainer.evaluate(2)
+    assert found.return_E.tolist() == [20, 20] and found.length_E.tolist() == [7, 7]
+    trainer.source.close()
+
+
+def test_held_actions_are_resumed_exactly():
+    settings = {"env": "Pendulum-v1", "action_repeat": 2, "vector": "serial"}
+    whole, reports = trained(4, **settings)
+    cut, _ = trained(2, **settings)
+    again = make(**settings)
+    again.load_state(cut.state())
+    assert [dict(report) for report in trained(2, again)[1]] == [dict(report) for report in reports[2:]]
+    for made in (whole, cut, again):
+        made.source.close()
+
+
+def test_actions_are_held_one_environment_at_a_time():
+    with pytest.raises(ConfigError, match="action_repeat=2 needs environments one by one: vector=serial or processes"):
+        make(action_repeat=2, vector="classic")
+    trainer = make(action_repeat=2)  # auto takes what can
+    assert trainer.source.fleet.size == 2
+    trainer.source.close()
