@@ -16,14 +16,17 @@ from grpo.recipes import RECIPES
 ADVANTAGES: dict[str, dict[str, Any]] = {
     "linear": {"credit": "reward_to_go", "baseline": "given"},
     "auto": {"credit": "reward_to_go", "baseline": "given"},
+    "fitted": {"credit": "reward_to_go", "baseline": "given"},
     "critic": {"credit": "reward_to_go", "baseline": "given"},
     "step": {"credit": "reward_to_go", "baseline": "group_mean"},
     "batch_step": {"credit": "reward_to_go", "baseline": "group_mean"},
     "leave_one_out": {"credit": "reward_to_go", "baseline": "leave_one_out"},
     "episode": {"credit": "trajectory", "baseline": "group_mean"},
 }
-"""What each way of judging a decision means in the recipe; the room itself gives the baseline of the first three."""
-ROOM_BASELINES = ("linear", "auto", "critic")
+"""What each way of judging a decision means in the recipe; the room itself gives the baseline of the first four."""
+ROOM_BASELINES = ("linear", "auto", "fitted", "critic")
+BOOTSTRAPS = ("critic", "fitted")
+"""Those that know what comes after a row that was cut off, so that it need not be a whole episode."""
 
 
 class ControlConfig(GRPOConfig):
@@ -66,6 +69,8 @@ class ControlConfig(GRPOConfig):
     """Where the logarithm of a Gaussian's standard deviation starts; ±1 are the action's bounds."""
     scale_observations: bool = False
     """Divide observations by their running mean and deviation; kept with the policy."""
+    clip_rewards: float | None = Field(default=None, gt=0)
+    """Rewards are cut to ± this before the algorithm sees them; reported returns are the environment's own."""
     reward_scale: float = Field(default=1.0, gt=0)
     """Rewards are multiplied by this before the algorithm sees them; reported returns are the environment's own."""
 
@@ -73,10 +78,13 @@ class ControlConfig(GRPOConfig):
     group_by: Literal["start", "branch", "anchor", "steps", "batch"] = "start"
     """What makes a group: episodes from one initial state · continuations from a visited state · equal observations
     in the batch · a window of steps of one stream · the whole batch, each episode from a start of its own."""
-    advantage: Literal["linear", "auto", "critic", "step", "batch_step", "leave_one_out", "episode"] | None = None
+    advantage: (
+        Literal["linear", "auto", "fitted", "critic", "step", "batch_step", "leave_one_out", "episode"] | None
+    ) = None
     """What a decision's return is compared with: a linear fit on the other half of the group · the best of linear,
-    step and batch_step by held-out variance · a learned critic · the group's mean at the same step · the batch's · the
-    group's without its own · the whole episode's return with the group's. None: linear, or as the recipe says."""
+    step and batch_step by held-out variance · GAE with a value that is solved for · GAE with a learned critic · the
+    group's mean at the same step · the batch's · the group's without its own · the whole episode's return with the
+    group's. None: linear, or as the recipe says."""
     reward_type: Literal["action_level", "chunk_level"] = "action_level"
     """When a chunk's rewards are paid: each with its action, or all together with the last one."""
     logprob_type: Literal["token_level", "action_level", "chunk_level"] = "action_level"
@@ -84,14 +92,18 @@ class ControlConfig(GRPOConfig):
     entropy_type: Literal["token_level", "action_level", "chunk_level"] = "action_level"
     """What the entropy bonus is the mean of."""
     filter_rewards: bool = False
-    """Groups whose mean return (times reward_scale) is outside of the two bounds are played again, at most
-    max_attempts times in all, and then left out."""
+    """Groups whose mean return (as clip_rewards and reward_scale leave it) is outside of the two bounds are played
+    again, at most max_attempts times in all, and then left out."""
     rewards_lower_bound: FiniteFloat | None = None
     """For filter_rewards; None: open."""
     rewards_upper_bound: FiniteFloat | None = None
     """For filter_rewards; None: open."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """For advantage=critic: how far real rewards reach before the critic is believed."""
+    """For advantage=fitted and critic: how far real rewards reach before the value is believed."""
+    baseline_features: int = Field(default=256, ge=0)
+    """For advantage=fitted: random features of the observation, beside its numbers and their squares."""
+    baseline_memory: float = Field(default=0.95, ge=0, lt=1)
+    """For advantage=fitted: how much of what earlier steps told is kept from each step to the next."""
     critic_learning_rate: float = Field(default=1e-3, gt=0)
     """For advantage=critic."""
     critic_passes: int = Field(default=10, ge=1)
@@ -160,10 +172,11 @@ class ControlConfig(GRPOConfig):
         """Settings that were given and cannot change anything, each with what it would need."""
         idle = super().idle
         given = self.model_fields_set
-        if self.judged_by != "critic":
-            for name in ("gae_lambda", "critic_learning_rate", "critic_passes"):
-                if name in given:
-                    idle[name] = "it needs advantage=critic"
+        needs = {"gae_lambda": BOOTSTRAPS} | dict.fromkeys(("critic_learning_rate", "critic_passes"), ("critic",))
+        needs |= dict.fromkeys(self._changed("baseline_features", "baseline_memory"), ("fitted",))
+        for name, kinds in needs.items():
+            if name in given and self.judged_by not in kinds:
+                idle[name] = f"it needs advantage={' or '.join(kinds)}"
         invariant = self.algorithm.scale in ("group_std", "batch_std") and self.judged_by != "critic"
         if self.reward_scale != 1.0 and invariant and not self.filter_rewards:
             idle["reward_scale"] = f"scale={self.algorithm.scale} divides it out; it needs scale=none"
@@ -171,8 +184,7 @@ class ControlConfig(GRPOConfig):
             idle["films"] = "it needs whole episodes, not group_by=steps"
         if self.workers is not None and self.vector not in ("auto", "processes"):
             idle["workers"] = "it needs vector=processes"
-        fields = type(self).model_fields
-        changed = [n for n in ("warm_start_episodes", "warm_start_passes") if getattr(self, n) != fields[n].default]
+        changed = self._changed("warm_start_episodes", "warm_start_passes")
         if self.warm_start is None:
             idle |= dict.fromkeys(changed, "it needs warm_start")
         elif self.warm_start.endswith(".npz") and "warm_start_episodes" in changed:
@@ -183,6 +195,10 @@ class ControlConfig(GRPOConfig):
             bounds = ("rewards_lower_bound", "rewards_upper_bound")
             idle |= {name: "it needs filter_rewards=true" for name in bounds if getattr(self, name) is not None}
         return idle
+
+    def _changed(self, *names: str) -> list[str]:
+        """Those that are not at their defaults."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
     @property
     def episodes(self) -> int:
@@ -198,9 +214,10 @@ def _check(config: ControlConfig) -> None:
     by, judged, recipe = config.group_by, config.judged_by, config.algorithm
     if recipe.baseline == "given" and judged not in ROOM_BASELINES:
         raise ConfigError(f"baseline=given needs advantage, one of {', '.join(ROOM_BASELINES)}")
-    if by in ("anchor", "steps") and judged not in (None, "step", "leave_one_out"):
+    fit = ("step", "leave_one_out", *(BOOTSTRAPS if by == "steps" else ()))
+    if by in ("anchor", "steps") and judged not in (None, *fit):
         raise ConfigError(
-            f"group_by={by} compares decisions with each other: it needs advantage=step or leave_one_out, "
+            f"group_by={by} compares decisions with each other: it needs advantage={' or '.join(fit)}, "
             f"not {judged}" + ("" if config.advantage else " (the default)")
         )
     if by in ("anchor", "steps") and recipe.credit != "reward_to_go":
@@ -208,6 +225,10 @@ def _check(config: ControlConfig) -> None:
     for name in ("action_repeat", "action_chunk"):
         if by == "steps" and getattr(config, name) > 1:
             raise ConfigError(f"group_by=steps counts single steps; set {name}=1")
+    if by == "steps" and config.end_on_success:
+        raise ConfigError("group_by=steps plays until the environment itself ends; set end_on_success=false")
+    if judged == "fitted" and recipe.gamma >= 1:
+        raise ConfigError("advantage=fitted expects rewards after a cut, without end if gamma=1; set gamma=0.99 or so")
     if by in ("steps", "branch") and config.memory:
         raise ConfigError(f"group_by={by} begins rows inside episodes, where a memory would be lost; set memory=0")
     if config.memory and config.decisions_per_minibatch:

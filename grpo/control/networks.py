@@ -81,6 +81,10 @@ class Network(_Reader):
         """(B, F)."""
         return self.layers(self.read(observation, 1))
 
+    def sight(self, observation: Tree) -> Tensor:
+        """(B, H): what the last layer is given."""
+        return self.layers[:-1](self.read(observation, 1))
+
 
 class RecurrentNetwork(_Reader):
     """Observations of whole episodes → F numbers a decision, through a GRU that has seen what came before."""

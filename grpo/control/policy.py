@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from grpo.control.chunks import Columns
 from grpo.control.mirror import mirror
-from grpo.control.networks import RecurrentNetwork, tensors
+from grpo.control.networks import Network, RecurrentNetwork, tensors
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
-from grpo.envs.spaces import Layout, each, flatten
+from grpo.envs.spaces import Layout, each, flatten, leaves, take
 from grpo.rollouts import Rollouts, Scores, by_cost
+
+LOOKS = 1024
+"""Pictures that are looked at together: as floats they are four times what they were."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,15 @@ class ActorPolicy:
         else:
             out = self.network(seen)
         return out.float().cpu().numpy(), memory
+
+    @torch.no_grad()
+    def sight(self, observation: Tree) -> np.ndarray:
+        """(M, H): what the last layer is given of M observations; (M, 0) of a network whose layers nobody knows."""
+        count = len(leaves(observation)[0])
+        if not isinstance(self.network, Network):
+            return np.zeros((count, 0), np.float32)
+        parts = (self.tensors(take(observation, slice(i, i + LOOKS))) for i in range(0, max(count, 1), LOOKS))
+        return np.concatenate([self.network.sight(part).float().cpu().numpy() for part in parts])
 
     def tensors(self, observation: Tree) -> Any:
         """An observation as the network takes it, on its device."""

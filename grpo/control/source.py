@@ -15,11 +15,12 @@ import torch
 
 from grpo.control.baselines import Baseline, choose, explained, linear, returns_to_go
 from grpo.control.chunks import by_token, paid_together
-from grpo.control.config import ControlConfig
+from grpo.control.config import ROOM_BASELINES, ControlConfig
 from grpo.control.critic import Critic
 from grpo.control.evaluate import judged, watch
 from grpo.control.export import Greedy, export_onnx
 from grpo.control.films import Reel, film
+from grpo.control.fitted import FittedValue
 from grpo.control.groups import (
     EVALUATION,
     EXPERT,
@@ -90,6 +91,7 @@ class ControlSource:
             expect_anchors(self.fleet.observation_space, self.fleet.name)
         self.streams = Streams(self.fleet, config) if streams else None
         self.critic = Critic(self.fleet.observation_space, config) if config.judged_by == "critic" else None
+        self.fitted = FittedValue(self.fleet.observation_space, config) if config.judged_by == "fitted" else None
         self.env_steps, self.episodes = 0, 0
         self.cold = config.warm_start is not None
         """Whether there is an expert that has not been imitated yet."""
@@ -171,7 +173,8 @@ class ControlSource:
         self.env_steps += episodes.env_steps + (0 if found is None else found.env_steps)
         rollouts = self._rollouts(episodes, group_N, request.attempt)
         self._measure(episodes if found is None else found, request.attempt)
-        self.scaling.update(take(episodes.raw, episodes.mask_NT))
+        if self.scaling.mean:  # else it would copy every picture for nothing
+            self.scaling.update(take(episodes.raw, episodes.mask_NT))
         return Collected(rollouts, starts)
 
     @property
@@ -184,7 +187,7 @@ class ControlSource:
         device = self.policy.device
         first = self._number_rows(episodes, attempt)
         columns = self.policy.columns
-        reward_NT = np.where(episodes.mask_NT, episodes.reward_NT, 0.0) * self.config.reward_scale
+        reward_NT = learned_from(episodes, self.config)
         if self.config.reward_type == "chunk_level":
             reward_NT = paid_together(reward_NT, episodes.length_N, columns.size)
 
@@ -231,17 +234,21 @@ class ControlSource:
 
     def _baseline(self, episodes: Episodes, reward_NT: np.ndarray, group_N: np.ndarray) -> np.ndarray | None:
         judged, gamma = self.config.judged_by, self.config.algorithm.gamma
-        if judged not in ("linear", "auto", "critic"):
+        if judged not in ROOM_BASELINES:
             return None
         return_NT = returns_to_go(episodes, reward_NT, gamma)
         half_N, horizon = _member(group_N) % 2, self.fleet.horizon or 1000
+        if self.streams is not None:  # a stream may be a single row, and rows are of different episodes anyway
+            half_N = np.arange(len(group_N)) % 2
         if judged == "auto":
-            found = choose(episodes, return_NT, group_N, half_N, horizon)
+            found = choose(episodes, return_NT, group_N, half_N, horizon, self.policy.sight)
         else:
             if self.critic is not None:
                 baseline_NT = self.critic.baseline(episodes, reward_NT, return_NT, self.scaling)
+            elif self.fitted is not None:
+                baseline_NT = self.fitted.baseline(episodes, reward_NT, return_NT, half_N)
             else:
-                baseline_NT = linear(episodes, return_NT, half_N, horizon)
+                baseline_NT = linear(episodes, return_NT, half_N, horizon, self.policy.sight)
             found = Baseline(baseline_NT, explained(return_NT, baseline_NT, episodes.mask_NT), judged)
         self._baseline_metrics = {"baseline_explained": found.explained}
         if judged == "auto":
@@ -339,6 +346,8 @@ class ControlSource:
         arrays |= {f"buffer/{name}": x.detach().clone() for name, x in self.policy.network.named_buffers()}
         if self.critic is not None:
             arrays |= {f"critic/{name}": x for name, x in self.critic.arrays().items()}
+        if self.fitted is not None:
+            arrays |= {f"fitted/{name}": torch.as_tensor(x) for name, x in self.fitted.arrays().items()}
         if self.streams is not None:
             values["streams"] = self.streams.values()
             arrays |= {f"streams/{name}": torch.as_tensor(x) for name, x in self.streams.arrays().items()}
@@ -359,6 +368,8 @@ class ControlSource:
             buffer.copy_(torch.as_tensor(kept[name]))
         if self.critic is not None:
             self.critic.load(part("critic"))
+        if self.fitted is not None:
+            self.fitted.load(part("fitted"))
         if self.streams is not None:
             self.streams.load(state.values["streams"], part("streams"))
 
@@ -406,3 +417,9 @@ def _member(group_N: np.ndarray) -> np.ndarray:
     place_N = np.empty(len(group_N), np.int64)
     place_N[order] = np.arange(len(group_N)) - first
     return place_N
+
+
+def learned_from(episodes: Episodes, config: ControlConfig) -> np.ndarray:
+    """Rewards as the algorithm sees them."""
+    reward_NT, most = np.where(episodes.mask_NT, episodes.reward_NT, 0.0), config.clip_rewards
+    return (reward_NT if most is None else reward_NT.clip(-most, most)) * config.reward_scale

@@ -18,7 +18,7 @@ from grpo.control.play import Episodes, Record, begin, named
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.fleet import EnvError, Fleet, Snapshot, Tree
-from grpo.envs.spaces import each, put, take
+from grpo.envs.spaces import each, joined, put, take
 
 RESETS = 5
 """Times a stream tries to begin an episode before it gives up."""
@@ -57,6 +57,8 @@ class Streams:
         record = Record(count, steps)
         done_TP, over_TP = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
         failed: dict[tuple[int, int], str] = {}
+        lasts: dict[tuple[int, int], Tree] = {}
+        behind_P = self._length_P.copy()
         for t in range(steps):
             seen = scaling(self._observation)
             acted = policy.act(seen, random)
@@ -81,10 +83,12 @@ class Streams:
             self._observation = stepped.observation
             if done_TP[t].any():
                 over = np.flatnonzero(done_TP[t])
+                lasts |= {(t, p): take(stepped.observation, [p]) for p in over.tolist()}
                 self._observation = take(stepped.observation, np.arange(count))
                 put(self._observation, over, self._fresh(over))
         self.finished = self.finished[-REMEMBERED:]
-        return _pieces(record, done_TP, over_TP, failed, steps)
+        lasts = {(steps - 1, p): take(self._observation, [p]) for p in range(count)} | lasts
+        return _pieces(record, done_TP, over_TP, failed, steps, lasts, behind_P)
 
     def _fresh(self, members: np.ndarray) -> Tree:
         """The next episode of these streams; one that cannot begin is passed over, a few times."""
@@ -136,7 +140,13 @@ class Streams:
 
 
 def _pieces(
-    record: Record, done_TP: np.ndarray, over_TP: np.ndarray, failed: Mapping[tuple[int, int], str], steps: int
+    record: Record,
+    done_TP: np.ndarray,
+    over_TP: np.ndarray,
+    failed: Mapping[tuple[int, int], str],
+    steps: int,
+    lasts: Mapping[tuple[int, int], Tree],
+    behind_P: np.ndarray,
 ) -> tuple[Episodes, np.ndarray]:
     """The window's episodes as rows of their own, and the stream each belongs to."""
     cuts: list[tuple[int, int, int]] = []  # stream, first step, one past the last
@@ -170,11 +180,11 @@ def _pieces(
         out_NTF=table("out"),
         reward_NT=table("reward"),
         mask_NT=np.arange(longest)[None] < length_N[:, None],
-        offset_N=np.zeros(len(cuts), np.int64),
+        offset_N=np.array([0 if a else behind_P[p] for p, a, _ in cuts]),
         terminated_N=terminated_N,
         truncated_N=~terminated_N,
         success_N=np.full(len(cuts), np.nan),
-        last=None,
+        last=joined([lasts[b - 1, p] for p, _, b in cuts]),
         errors=errors,
         steps_N=np.array([b - a for _, a, b in cuts]),
     )

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
         {"env": "Pendulum-v1", "action_head": "squashed"},
         {"env": "CartPole-v1", "beta": 0.01},
         {"env": "CartPole-v1", "advantage": "critic"},
+        {"env": "tests.unit.control.catch:Catch", "vector": "serial"},
     ],
 )
 def test_recorded_log_probs_are_scored_again_on_the_device(settings):

@@ -10,6 +10,7 @@ from grpo.app.builders import configs
 from grpo.app.look import FRESH
 from grpo.app.settings import preset_layer, resolve
 from grpo.control import GRPOTrainer
+from grpo.envs.fleet import EnvError
 from tests.unit.control.reach import Reach
 
 # --- chunks ---------------------------------------------------------------------------------------------------------
@@ -46,6 +47,26 @@ def test_grpo_goes_on_where_imitation_ends():
     imitating = reports[0]["warm_start/after/success"]
     assert reports[0]["warm_start/before/success"] <= imitating < 0.9
     assert made.evaluate(100, seed=FRESH).success_E.mean() > max(imitating, 0.85)
+
+
+@pytest.mark.slow
+def test_the_block_of_rlinf_trains_a_robot():
+    pytest.importorskip("gymnasium_robotics")
+    made = GRPOTrainer(config=resolve([preset_layer("rlinf_embodied")], configs()).config)
+    assert made.evaluate(50).success_E.mean() <= 0.3
+    made.train(steps=20, progress=None)
+    assert made.evaluate(100, seed=FRESH).success_E.mean() >= 0.8
+
+
+@pytest.mark.slow
+def test_an_arm_reaches_for_points():
+    pytest.importorskip("gymnasium_robotics")
+    try:
+        made = GRPOTrainer(config=resolve([preset_layer("fetch-reach")], configs()).config)
+    except EnvError as error:
+        pytest.skip(str(error))
+    made.train(steps=30, progress=None)
+    assert made.evaluate(100, seed=FRESH).success_E.mean() >= 0.8
 
 
 @pytest.mark.slow

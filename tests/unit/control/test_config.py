@@ -9,7 +9,7 @@ from grpo.control.config import ADVANTAGES, ROOM_BASELINES
 
 @pytest.mark.parametrize("name", ADVANTAGES)
 def test_an_advantage_is_columns_of_the_recipe(name):
-    config = ControlConfig(advantage=name)
+    config = ControlConfig(advantage=name, **{"gamma": 0.99} if name == "fitted" else {})
     recipe = config.algorithm
     assert config.judged_by == name
     assert (recipe.credit == "trajectory") == (name == "episode")
@@ -50,6 +50,12 @@ def test_settings_come_back_from_what_a_run_folder_keeps():
         ({"advantage": "stepp"}, "advantage: input should be"),
         ({"group_by": "group"}, "group_by: input should be"),
         ({"critic_passes": 3}, "critic_passes has no effect here: it needs advantage=critic"),
+        ({"baseline_features": 3}, "baseline_features has no effect here: it needs advantage=fitted"),
+        ({"advantage": "critic", "baseline_memory": 0.5}, "baseline_memory has no effect here"),
+        ({"advantage": "fitted", "baseline_memory": 1.0}, "baseline_memory"),
+        ({"advantage": "fitted", "group_by": "anchor"}, "not fitted$"),
+        ({"advantage": "fitted"}, "advantage=fitted .* set gamma=0.99"),
+        ({"advantage": "step", "group_by": "steps", "end_on_success": True}, "set end_on_success=false"),
         ({"reward_scale": -1.0}, "reward_scale"),
         ({"log_std": float("nan")}, "log_std"),
         ({"gae_lambda": 1.5, "advantage": "critic"}, "gae_lambda"),

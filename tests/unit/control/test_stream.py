@@ -92,6 +92,16 @@ def test_a_window_ends_episodes_and_the_next_goes_on_with_them():
     assert episodes.env_steps == 8 and not episodes.errors
 
 
+def test_rows_know_what_came_after_them_and_what_lies_behind():
+    _, window = make(Relay())
+    episodes, _ = window()
+    np.testing.assert_array_equal(episodes.last, [[0, 4], [1, 3], [1, 1]])  # seen at the end, not the next beginning
+    assert episodes.offset_N.tolist() == [0, 0, 0]
+    episodes, _ = window()
+    np.testing.assert_array_equal(episodes.last, [[0, 5], [0, 3], [1, 3], [1, 2]])
+    assert episodes.offset_N.tolist() == [4, 0, 1, 0]
+
+
 def test_whole_episodes_are_counted_whatever_cut_them():
     streams, window = make(Relay())
     window()

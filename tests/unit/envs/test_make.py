@@ -93,7 +93,7 @@ def test_kwargs_and_horizon_reach_the_environment(folder):
             "no environment 'CartPole-v7' is registered; nearest: CartPole-v1.*--env your_module:YourEnv-v0",
         ),
         ("cartpole-v1", "nearest: CartPole-v1"),
-        ("Frobnicate", "no environment 'Frobnicate' is registered; to use your own"),
+        ("Qxqxqx", "no environment 'Qxqxqx' is registered; to use your own"),
         ("mazes:Labyrinth-v0", "mazes has no Labyrinth-v0, neither as a class"),
         ("mazes:Maz", "mazes has no Maz.*; nearest: Maze"),
         ("no_such_module:Maze", "no_such_module cannot be imported .*install it, or run where it lies"),
@@ -118,6 +118,22 @@ def test_a_missing_package_is_named(env, package, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvError, match=f"{env} needs {package}; pip install {package}"):
         EnvFactory(env).make()
+
+
+def test_a_package_that_an_environment_of_ours_lacks_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    monkeypatch.delitem(sys.modules, "grpo.envs.atari", raising=False)
+    with pytest.raises(EnvError, match=r"grpo\.envs\.atari:Atari needs ale-py; pip install ale-py"):
+        EnvFactory("grpo.envs.atari:Atari", {"game": "pong"}).make()
+
+
+def test_an_arm_that_this_mujoco_cannot_make_names_one_that_can():
+    pytest.importorskip("gymnasium_robotics")
+    mujoco = pytest.importorskip("mujoco")
+    if np.int32(2) in (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE):
+        pytest.skip("this MuJoCo can")
+    with pytest.raises(EnvError, match=r"FetchReach-v4 cannot be made: .*; .*pip install .*'mujoco<3.12'"):
+        EnvFactory("FetchReach-v4").make()
 
 
 def test_a_missing_engine_is_in_our_extra(monkeypatch):
