@@ -219,6 +219,8 @@ class GRPOTrainer(SharedTrainer):
         from grpo.run.loop import run  # here: only a run needs files, signals and locks
 
         how = self.config.run
+        if how.evaluate_every is not None and self.source.held_out is None:
+            raise ConfigError("run.evaluate_every (eval_steps): there are no held-out rows; give eval_dataset")
         total = steps or self.total_steps(how)
         self.schedule(total)
         place, resume = self._folder(how, resume_from_checkpoint)
@@ -232,8 +234,6 @@ class GRPOTrainer(SharedTrainer):
             reports.append(report)
             return told.step_done(report, total) or how.reached(report)
 
-        if how.evaluate_every is not None and self.source.held_out is None:
-            raise ConfigError("run.evaluate_every (eval_steps): there are no held-out rows; give eval_dataset")
         told.begin(total)
         summary = run(
             self,

@@ -506,7 +506,8 @@ def test_the_model_goes_beside_the_run_and_its_card_tells_that_step(folder, tmp_
         GRPOTrainer(model=folder, reward_funcs=digits, args=small(output_dir="a{b}"), train_dataset=ROWS).train()
 
 
-def test_wishes_that_cannot_be_met_are_refused_at_once(folder):
+def test_wishes_that_cannot_be_met_are_refused_at_once(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     given = {"model": folder, "reward_funcs": digits, "train_dataset": ROWS}
     with pytest.raises(ConfigError, match="eval_by=other"):
         GRPOTrainer(args=small(eval_by="other"), **given)
@@ -516,6 +517,7 @@ def test_wishes_that_cannot_be_met_are_refused_at_once(folder):
         GRPOTrainer(args=small(eval_split="test"), **given)
     with pytest.raises(ConfigError, match="no held-out rows"):
         GRPOTrainer(args=small(eval_steps=1, max_steps=1), **given).train(progress=None)
+    assert not any(tmp_path.iterdir())  # no run folder is left
     with pytest.raises(ValueError, match="temperature must not be negative"):
         GRPOTrainer(args=small(), **given).reply([{"role": "user", "content": "hi"}], temperature=-1)
 
