@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -166,29 +165,3 @@ class ActorPolicy:
     def tensors(self, observation: Tree) -> Any:
         """An observation as the network takes it, on its device."""
         return tensors(observation, self.device, floats=self._layout is None)
-
-
-class FrozenActor:
-    """The policy as it was when this was made, until the trainer syncs it: what the KL is measured to."""
-
-    def __init__(self, policy: ActorPolicy) -> None:
-        head, network = copy.deepcopy(policy.head), copy.deepcopy(policy.network)
-        self._policy = ActorPolicy(network, head, policy.columns)
-        for parameter in self._policy.parameters().values():
-            parameter.requires_grad_(False)
-
-    @torch.no_grad()
-    def score(self, rows: Rollouts) -> Tensor:
-        """Its log-probs of the recorded actions."""
-        logp_NT: Tensor = self._policy.score(rows).logp_NT
-        return logp_NT
-
-    @torch.no_grad()
-    def sync(self, policy: Mapping[str, Tensor], alpha: float) -> None:
-        """reference ← α·policy + (1−α)·reference."""
-        for name, own in self._policy.parameters().items():
-            own.lerp_(policy[name].detach().to(own), alpha)
-
-    def parameters(self) -> Mapping[str, Tensor]:
-        """What a checkpoint keeps of it."""
-        return self._policy.parameters()

@@ -27,12 +27,13 @@ from grpo.control.config import ControlConfig
 from grpo.control.evaluate import watch
 from grpo.control.groups import EVALUATION, seeds
 from grpo.control.networks import check_fits, make_network
-from grpo.control.policy import ActorPolicy, FrozenActor
+from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.control.source import MOST_ENVS, ControlSource, World
 from grpo.dialects import translate
 from grpo.envs.evaluation import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.frozen import FrozenActor
 from grpo.envs.heads import make_head
 from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import EnvFactory, limited, make_fleet

@@ -51,7 +51,7 @@ class Beside:
     def __init__(self, model: WorldModel, policy: ActorPolicy) -> None:
         shared = (model.decoder, model.reward_head, model.continue_head)  # to play, nobody needs these
         self.model: WorldModel = copy.deepcopy(model, {id(module): module for module in shared})
-        self.policy = ActorPolicy(copy.deepcopy(policy.network), copy.deepcopy(policy.head))
+        self.policy = copy.deepcopy(policy)
         self._pairs: list[tuple[nn.Module, nn.Module]] = [
             (self.model.encoder, model.encoder),
             (self.model.rssm, model.rssm),

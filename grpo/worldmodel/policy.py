@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -61,30 +60,6 @@ class ActorPolicy:
 
     def eval(self) -> None:
         """… and acting."""
-
-
-class FrozenActor:
-    """The actor as it was when this was made, until the trainer syncs it: what the KL is measured to."""
-
-    def __init__(self, policy: ActorPolicy) -> None:
-        self._policy = ActorPolicy(copy.deepcopy(policy.network), copy.deepcopy(policy.head))
-        self._policy.module.requires_grad_(False)
-
-    @torch.no_grad()
-    def score(self, rows: Rollouts) -> Tensor:
-        """Its log-probs of the recorded actions."""
-        logp_NT: Tensor = self._policy.score(rows).logp_NT
-        return logp_NT
-
-    @torch.no_grad()
-    def sync(self, policy: Mapping[str, Tensor], alpha: float) -> None:
-        """reference ← α·policy + (1−α)·reference."""
-        for name, own in self.parameters().items():
-            own.lerp_(policy[name].detach().to(own), alpha)
-
-    def parameters(self) -> Mapping[str, Tensor]:
-        """What a checkpoint keeps of it."""
-        return dict(self._policy.module.named_parameters())
 
 
 class WithoutAdapters:

@@ -17,6 +17,7 @@ import torch
 from grpo.config import ConfigError
 from grpo.envs.evaluation import Evaluation
 from grpo.envs.fleet import Fleet
+from grpo.envs.frozen import FrozenActor
 from grpo.envs.heads import Head, make_head
 from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
@@ -34,7 +35,7 @@ from grpo.worldmodel.held import HeldFactory
 from grpo.worldmodel.imagine import RewardFn
 from grpo.worldmodel.learner import WorldModel
 from grpo.worldmodel.optimiser import part
-from grpo.worldmodel.policy import ActorPolicy, FrozenActor, WithoutAdapters, make_network
+from grpo.worldmodel.policy import ActorPolicy, WithoutAdapters, make_network
 from grpo.worldmodel.source import WorldModelSource
 from grpo.worldmodel.study import Study
 from grpo.worldmodel.views import DrawnFactory, View

@@ -1,5 +1,7 @@
 """What is expected of a decision: held out, in closed form where that is known, and the best of three when asked."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,16 @@ def episodes(observation, reward_NT, length_N=None, offset_N=None, errors=None) 
         errors=errors or {},
         steps_N=length_N,
     )
+
+
+def played(seed=0, rows=6, steps=5, **more) -> Episodes:
+    """Rows of random numbers, some of them cut off."""
+    random = np.random.default_rng(seed)
+    observation = random.normal(size=(rows, steps, 2)).astype(np.float32)
+    made = episodes(observation, random.normal(size=(rows, steps)), length_N=[5, 4, 3, 2, 1, 5], **more)
+    cut = np.array([True, False, True, False, False, False])
+    last = random.normal(size=(rows, 2)).astype(np.float32)
+    return replace(made, truncated_N=cut, terminated_N=~cut, last=last)
 
 
 def random_episodes(rows=8, steps=6, seed=0, **more) -> Episodes:

@@ -10,7 +10,7 @@ import torch
 from grpo.control import ControlConfig, GRPOTrainer
 from grpo.control.critic import Critic
 from grpo.control.scaling import Scaling
-from tests.unit.control.test_baselines import episodes
+from tests.unit.control.test_baselines import episodes, played
 
 SPACE = gym.spaces.Box(-1, 1, (2,), np.float32)
 NO_SCALING = Scaling(SPACE, False)
@@ -18,15 +18,6 @@ NO_SCALING = Scaling(SPACE, False)
 
 def make(**settings) -> Critic:
     return Critic(SPACE, ControlConfig(**{"advantage": "critic", "gamma": 0.9, "gae_lambda": 0.7} | settings))
-
-
-def played(seed=0, rows=6, steps=5, **more):
-    random = np.random.default_rng(seed)
-    observation = random.normal(size=(rows, steps, 2)).astype(np.float32)
-    made = episodes(observation, random.normal(size=(rows, steps)), length_N=[5, 4, 3, 2, 1, 5], **more)
-    cut = np.array([True, False, True, False, False, False])
-    last = random.normal(size=(rows, 2)).astype(np.float32)
-    return replace(made, truncated_N=cut, terminated_N=~cut, last=last)
 
 
 def zeroed(made):

@@ -9,7 +9,7 @@ import pytest
 from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
 from grpo.control.fitted import RIDGE, FittedValue
-from tests.unit.control.test_baselines import episodes
+from tests.unit.control.test_baselines import episodes, played
 
 SPACE = gym.spaces.Box(-1, 1, (2,), np.float32)
 HALF = np.array([0, 1] * 3)
@@ -18,15 +18,6 @@ HALF = np.array([0, 1] * 3)
 def make(space=SPACE, **settings) -> FittedValue:
     given = {"advantage": "fitted", "gamma": 0.9, "gae_lambda": 0.7, "baseline_features": 3}
     return FittedValue(space, ControlConfig(**given | settings))
-
-
-def played(seed=0, rows=6, steps=5, **more):
-    random = np.random.default_rng(seed)
-    observation = random.normal(size=(rows, steps, 2)).astype(np.float32)
-    made = episodes(observation, random.normal(size=(rows, steps)), length_N=[5, 4, 3, 2, 1, 5], **more)
-    cut = np.array([True, False, True, False, False, False])
-    last = random.normal(size=(rows, 2)).astype(np.float32)
-    return replace(made, truncated_N=cut, terminated_N=~cut, last=last)
 
 
 def gains(value, made, half_N=HALF):

@@ -9,7 +9,8 @@ from torch import nn
 
 from grpo.control import GRPOTrainer
 from grpo.control.networks import make_network
-from grpo.control.policy import ActorPolicy, FrozenActor
+from grpo.control.policy import ActorPolicy
+from grpo.envs.frozen import FrozenActor
 from grpo.envs.heads import make_head
 from grpo.protocols import CollectRequest
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from grpo.envs.frozen import FrozenActor
 from grpo.envs.heads import make_head
 from grpo.experience import Experience
 from grpo.objective import objective
 from grpo.protocols import CollectRequest
 from grpo.worldmodel.actions import Actions
-from grpo.worldmodel.policy import ActorPolicy, FrozenActor, make_network
+from grpo.worldmodel.policy import ActorPolicy, make_network
 from tests.unit.worldmodel.worlds import generator, make, same, weights
 
 RECIPES = [
