@@ -175,7 +175,7 @@ class Lanes:
         self._seeds = [int(seed) for seed in values["seeds"]]
         self.env_steps, self.episodes = int(values["env_steps"]), int(values["episodes"])
         self.finished = [(float(a), int(b)) for a, b in values["finished"]]
-        self.failures = list(values["failures"])
+        self.failures = list(values.get("failures", ()))  # older states were saved when all had been told
         like = self._eyes.latent
         self._eyes.latent = Latent(
             torch.as_tensor(arrays["deter"]).to(like.deter), torch.as_tensor(arrays["stoch"]).to(like.stoch)

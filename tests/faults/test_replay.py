@@ -15,7 +15,8 @@ from grpo.config import ConfigError
 from grpo.run import checkpoint
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
-from grpo.worldmodel.replay import Replay, ReplayError
+from grpo.worldmodel.records import ReplayError
+from grpo.worldmodel.replay import Replay
 from tests.unit.worldmodel.test_replay import TICKS, made, onehot, play, same, step_of, steps_of
 
 
@@ -174,13 +175,13 @@ def test_a_full_disk_is_said_once_and_changes_nothing_while_memory_lasts(disk, w
     with pytest.warns(UserWarning, match=r"replay: .*No space left on device; the replay goes on in memory") as said:
         samples += play(replay, TICKS[20:40])
     assert len(said) == 1 and disk["refused"] > 1
-    assert not list(replay._files.path.glob(".*"))
+    assert not list(replay._store._files.path.glob(".*"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state = replay.state()
         disk["full"] = False
         samples += play(replay, TICKS[40:])
-    assert not replay._unwritten
+    assert not replay._store._unwritten
     for one, other in zip(whole, samples, strict=True):
         same(one, other)
     again = made("folder", tmp_path)  # a state of the full disk is as good as any

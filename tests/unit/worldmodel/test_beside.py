@@ -1,7 +1,12 @@
 """Acting beside learning: the same steps a round later, whichever of the two is faster; and actions that are held."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +15,8 @@ import torch
 from gymnasium import spaces
 
 from grpo.config import ConfigError
+from grpo.run.folder import RunFolder
+from grpo.run.loop import run
 from grpo.run.session import SamplesFailed
 from grpo.worldmodel.acting import Lanes
 from tests.unit.worldmodel.worlds import make, same, weights
@@ -95,7 +102,7 @@ def test_the_next_steps_are_played_while_nobody_waits_for_them(monkeypatch):
     trained(2, trainer)
     assert threads.count(True) == first
     trainer.source.close()
-    assert not any(thread.name.startswith("acting") for thread in threading.enumerate())
+    assert not acting()
 
 
 def test_the_copy_that_plays_follows_the_learner():
@@ -188,6 +195,92 @@ def test_the_thread_has_the_same_share_of_the_cores_whenever_it_begins():
         torch.set_num_threads(before)
     assert found == [2]
     trainer.source.close()
+
+
+# --- leaving --------------------------------------------------------------------------------------------------------
+
+MOST = 20_000
+"""Steps of a round that takes too long for anybody to wait for it: minutes."""
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    """Rounds beside learning have that many steps; those that were played so far, and an event for the first."""
+    real, ticks, playing = Lanes.tick, [], threading.Event()
+
+    def tick(self, *arguments):
+        made = real(self, *arguments)
+        if threading.current_thread() is not threading.main_thread():
+            ticks.append(made)
+            self.env_steps -= made if len(ticks) < MOST else 0
+            playing.set()
+        return made
+
+    monkeypatch.setattr(Lanes, "tick", tick)
+    return ticks, playing
+
+
+def acting():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("acting")]
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_round(endless, tmp_path):
+    ticks, playing = endless
+    trainer = make(acting="beside")
+
+    def press(point):
+        """As the second step begins; and again while it waits for its steps."""
+        if point == "step" and trainer.steps_done == 1:
+            assert playing.wait(300)
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    folder = RunFolder.create(tmp_path / "run", task="worldmodel", config={}, created="2026-11-15T10:15:00Z", seed=5)
+    with pytest.raises(KeyboardInterrupt):
+        run(trainer, 5, folder, progress=None, curve=False, sample_every=None, at=press)
+    assert acting()
+    trainer.source.close()
+    assert not acting() and len(ticks) < MOST
+
+
+def test_going_back_does_not_wait_for_the_round(endless):
+    ticks, playing = endless
+    trainer = make(acting="beside")
+    begun = trainer.state()
+    first = dict(trainer.step())
+    assert playing.wait(300)
+    trainer.load_state(begun)
+    assert len(ticks) < MOST
+    assert dict(trainer.step()) == first
+    trainer.source.close()
+    assert len(ticks) < MOST
+
+
+SCRIPT = """
+import threading
+from grpo.worldmodel.acting import Lanes
+from tests.unit.worldmodel.worlds import make
+
+real, playing = Lanes.tick, threading.Event()
+
+def tick(self, *arguments):
+    made = real(self, *arguments)
+    if threading.current_thread() is not threading.main_thread():
+        self.env_steps -= made
+        playing.set()
+    return made
+
+Lanes.tick = tick
+make(acting="beside").step()
+playing.wait()
+raise KeyboardInterrupt
+"""
+
+
+def test_a_script_that_is_interrupted_ends_without_the_round():
+    root = Path(__file__).parents[3]
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, timeout=300, capture_output=True, text=True)
+    assert ended.stderr.endswith("KeyboardInterrupt\n"), ended.stderr
 
 
 # --- actions that are held ------------------------------------------------------------------------------------------

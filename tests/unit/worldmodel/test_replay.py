@@ -271,10 +271,10 @@ def test_where_steps_are_kept_changes_nothing(kind, whole, tmp_path):
 def test_files_in_memory_and_open_are_bounded(tmp_path):
     replay = made("small", tmp_path)
     play(replay, range(40))
-    assert len(replay._block) == 3 * 4  # one chunk for each lane
-    assert len(replay._files._open) <= 4
+    assert len(replay._store._block) == 3 * 4  # one chunk for each lane
+    assert len(replay._store._files._open) <= 4
     replay.close()
-    assert not replay._files._open
+    assert not replay._store._files._open
 
 
 def through_files(state):
@@ -315,7 +315,7 @@ def test_a_state_can_be_gone_back_to_while_it_is_one_of_the_last(whole, tmp_path
     for cut in TICKS[::5]:
         play(replay, range(cut, cut + 5))
         states.append(through_files(replay.state()))
-        most = max(most, len(replay._files.names()))
+        most = max(most, len(replay._store._files.names()))
     assert most < 6 * 90 / 4  # steps and latents of each chunk, and what only the last three states need
     other = made("small", tmp_path, keep_states=3)
     other.load_state(states[-3])
@@ -328,10 +328,10 @@ def test_a_restored_replay_sweeps_the_other_future_only_when_it_has_one_of_its_o
     play(replay, range(30))
     early = replay.state()
     play(replay, range(30, 60))
-    late, files = replay.state(), replay._files.names()
+    late, files = replay.state(), replay._store._files.names()
     replay.load_state(early)
     replay.state()
-    assert replay._files.names() == files
+    assert replay._store._files.names() == files
     replay.load_state(late)  # what it names is still there
     replay.load_state(early)
     play(replay, [30])
@@ -340,7 +340,7 @@ def test_a_restored_replay_sweeps_the_other_future_only_when_it_has_one_of_its_o
     def newest(names):
         return max(int(name.split("-")[2][:8]) for name in names)
 
-    assert newest(replay._files.names()) == 6 < newest(files)  # of four steps each, so those up to step 27
+    assert newest(replay._store._files.names()) == 6 < newest(files)  # of four steps each, so those up to step 27
 
 
 def test_states_own_their_arrays():
@@ -364,7 +364,7 @@ def test_one_thread_may_add_while_another_samples(tmp_path):
         replay.write_latents(sample.ids_BT, np.ones((8, 5, 3)), onehot(np.ones((8, 5, 2), int)))
     acting.join()
     assert set(replay.sample(50).deter_BD.ravel()) <= {0.0, 1.0}
-    assert len(replay) <= 90 and replay._added_L.tolist() == [200] * 3
+    assert len(replay) <= 90 and replay._store.added_L.tolist() == [200] * 3
 
 
 # --- when to learn --------------------------------------------------------------------------------------------------
