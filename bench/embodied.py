@@ -9,7 +9,7 @@
 
 A cell is a preset on one thread. Success is of greedy episodes on 200 starts that nobody has looked at before, with
 Wilson's 95 % interval. Seconds are CPU seconds of the process, evaluations included. Cells that are in the file already
-are not run again. Writes bench/results/embodied.json.
+(preset, settings, seed and steps) are not run again. Writes bench/results/embodied.json.
 """
 
 from __future__ import annotations
@@ -44,17 +44,35 @@ def success(trainer: GRPOTrainer) -> dict[str, float | None]:
     return {name: found[name] for name in ("success", "success_low", "success_high", "length")}
 
 
-def cell(preset: str, flags: list[tuple[str, str]], steps: int | None, env_steps: int | None) -> dict[str, Any]:
+def planned(key: dict[str, Any], steps: int | None) -> tuple[Any, int | None]:
+    """The configuration of a cell, and its steps: those asked for, or the preset's; None: the environment's count."""
+    flags = [(name, value) for name, value in key["settings"].items() if name != "env_steps"]
+    resolved = resolve(
+        [preset_layer(key.get("preset", PRESET)), flag_layer([*flags, ("seed", str(key["seed"]))])], configs()
+    )
+    return resolved.config, None if "env_steps" in key["settings"] else steps or resolved.run.steps or 100
+
+
+def made(kept: dict[str, Any]) -> int:
+    """Steps of a cell that is there; the first ones have them in their curve alone."""
+    return int(kept.get("steps") or kept["curve"][-1]["step"])
+
+
+def is_there(key: dict[str, Any], steps: int | None, cells: list[dict[str, Any]]) -> bool:
+    """Whether a cell need not be run again."""
+    wanted = {"preset": None} | key
+    return any({name: kept.get(name) for name in wanted} == wanted and steps in (None, made(kept)) for kept in cells)
+
+
+def cell(config: Any, steps: int | None, env_steps: int | None) -> dict[str, Any]:
     """Train one, for so many steps or at least so many of the environment; what it came to."""
-    resolved = resolve([preset_layer(preset), flag_layer(flags)], configs())
-    config: Any = resolved.config
     trainer, used = GRPOTrainer(config=config), time.process_time()
     found: dict[str, Any] = {"untrained": success(trainer)}
     if trainer.source.cold:
         trainer._warmed()
         found |= {"imitating": success(trainer), "imitation_cpu_s": time.process_time() - used}
     curve, step = [], 0
-    while trainer.source.env_steps < env_steps if env_steps else step < (steps or resolved.run.steps or 100):
+    while step < steps if steps is not None else trainer.source.env_steps < (env_steps or 0):
         step += 1
         report = trainer.step()
         if step % EVERY == 0:
@@ -72,33 +90,39 @@ def row(kept: dict[str, Any]) -> str:
 
     def share(name: str) -> str:
         found = kept.get(name)
-        low_high = () if not found else (round(100 * found["success_low"]), round(100 * found["success_high"]))
-        return f"{found['success']:.0%} [{low_high[0]}, {low_high[1]}]" if found else "–"
+        if not found:
+            return "–"
+        return f"{found['success']:.0%} [{100 * found['success_low']:.0f}, {100 * found['success_high']:.0f}]"
 
     settings = " ".join(f"{key}={value}" for key, value in kept["settings"].items() if key != "env_steps")
     shares = " | ".join(share(name) for name in ("untrained", "imitating", "trained"))
     named = f"{kept.get('preset', PRESET)} {settings}".strip()
-    return f"| {named} | {kept['seed']} | {shares} | {kept['env_steps']:,.0f} | {kept['cpu_s']:.0f} |"
+    return f"| {named} | {kept['seed']} | {shares} | {made(kept)} | {kept['env_steps']:,.0f} | {kept['cpu_s']:.0f} |"
 
 
 def table(document: dict[str, Any]) -> None:
     """Everything that is there."""
-    print("| cell | seed | untrained | imitating | trained | environment steps | CPU seconds |\n" + "|---" * 7 + "|")
+    names = ("cell", "seed", "untrained", "imitating", "trained", "steps", "environment steps", "CPU seconds")
+    print(f"| {' | '.join(names)} |\n" + "|---" * len(names) + "|")
     for kept in sorted(document["cells"], key=lambda kept: (kept.get("preset", PRESET), str(kept["settings"]))):
         print(row(kept))
     for run in document.get("pong", []):
         last = run["curve"][-1]
         best = max((look["eval"] for look in run["curve"] if look["eval"] is not None), default=None)
         print(
-            f"pong: {last['env_steps']:,.0f} decisions, {last['seconds']:.0f} s, return {last['return']}, best {best}"
+            f"pong, seed {run['seed']}: {last['env_steps']:,.0f} decisions, {last['seconds']:.0f} s ({run['ended']}), "
+            f"last 20 games {last['return']}, best evaluation {best}"
         )
 
 
 def pong(folder: Path) -> dict[str, Any]:
-    """The curve that a run left: decisions, wall seconds, points of a game while learning and of greedy ones."""
+    """The curve that a run left: decisions, wall seconds, points of the last 20 games, and of an evaluation's."""
     lines, timing = (
         [json.loads(text) for text in (folder / name).read_text(encoding="utf-8").splitlines()]
         for name in ("metrics.jsonl", "timing.jsonl")
+    )
+    about, config, status = (
+        json.loads((folder / f"{name}.json").read_text(encoding="utf-8")) for name in ("run", "config", "status")
     )
     seconds = dict(zip((one["step"] for one in timing), accumulate(one["total"] for one in timing), strict=True))
     curve = [
@@ -108,11 +132,13 @@ def pong(folder: Path) -> dict[str, Any]:
             "seconds": seconds.get(one["step"]),
             "return": one["return"],
             "eval": one.get("eval/return"),
-            "explained": one.get("baseline_explained"),
         }
         for one in lines
+        if one["step"] % EVERY == 0 or "eval/return" in one or one is lines[-1]
     ]
-    return {"seed": json.loads((folder / "run.json").read_text(encoding="utf-8"))["seed"], "curve": curve}
+    settings = {name.removeprefix("task."): value for name, value in config["resolved"].items()}
+    kept = {name: settings[name] for name in ("seed", "eval_greedy", "eval_episodes", "device", "workers")}
+    return kept | {"torch": about["versions"]["torch"], "ended": status["reason"], "curve": curve}
 
 
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
@@ -126,14 +152,14 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     for run in runs:
         played = [(one["env_steps"] / 1e6, one["return"]) for one in run["curve"] if one["return"] is not None]
         judged = [(one["env_steps"] / 1e6, one["eval"]) for one in run["curve"] if one["eval"] is not None]
-        (drawn,) = axes.plot(*zip(*played, strict=True), lw=1, alpha=0.5)
+        (line,) = axes.plot(*zip(*played, strict=True), lw=1.2, label=f"seed {run['seed']}")
         if judged:
-            axes.plot(
-                *zip(*judged, strict=True), "o-", ms=3, color=drawn.get_color(), label=f"greedy, seed {run['seed']}"
-            )
-    axes.set(xlabel="million decisions (4 frames each)", ylabel="points of a game", ylim=(-21.5, 21.5), title="pong")
+            axes.plot(*zip(*judged, strict=True), "o", ms=6, color=line.get_color())
+    dots = {f"{run['eval_episodes']} {'greedy' if run['eval_greedy'] else 'drawn'} games" for run in runs}
+    axes.set_title(f"pong: the last 20 games played (●: {' or '.join(sorted(dots))} on other starts)")
+    axes.set(xlabel="million decisions (4 frames each)", ylabel="points of a game", ylim=(-21.5, 21.5))
     axes.axhline(0, color="0.8", lw=0.8, zorder=0)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=110)
 
 
@@ -157,8 +183,9 @@ def main() -> None:
     parser.add_argument("--preset", default=PRESET)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--chunks", default="", help="sizes of a chunk; the preset's own if none is given")
-    parser.add_argument("--steps", type=int, help="instead of the preset's")
-    parser.add_argument("--env-steps", type=int, help="instead of a number of steps")
+    long = parser.add_mutually_exclusive_group()
+    long.add_argument("--steps", type=int, help="instead of the preset's")
+    long.add_argument("--env-steps", type=int, help="instead of a number of steps")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the preset")
     parser.add_argument("--pong", type=Path, nargs="+", metavar="FOLDER", help="runs of the preset pong")
     parser.add_argument("--table", action="store_true", help="only show")
@@ -172,19 +199,13 @@ def main() -> None:
     budget = {"env_steps": str(a.env_steps)} if a.env_steps else {}
     for seed in map(int, a.seeds.split(",")) if not (a.table or a.pong) else ():
         for size in sizes:
-            settings, same = (
-                dict([*flags, *size]),
-                {"seed": seed} | ({"preset": a.preset} if a.preset != PRESET else {}),
-            )
-            key = same | {"settings": settings | budget}
-            if any(
-                {name: kept.get(name) for name in (*key, "preset")} == {"preset": None} | key
-                for kept in read()["cells"]
-            ):
+            key = {"seed": seed} | ({"preset": a.preset} if a.preset != PRESET else {})
+            key["settings"] = dict([*flags, *size]) | budget
+            config, steps = planned(key, a.steps)
+            if is_there(key, steps, read()["cells"]):
                 continue
-            print(f"{a.preset} seed {seed} {settings}", flush=True)
-            found = cell(a.preset, [*settings.items(), ("seed", str(seed))], a.steps, a.env_steps)
-            write({"cells": [*read()["cells"], key | found]})
+            print(f"{a.preset} seed {seed} {key['settings']}", flush=True)
+            write({"cells": [*read()["cells"], key | cell(config, steps, a.env_steps)]})
     table(read())
 
 

@@ -104,6 +104,9 @@ class ControlConfig(GRPOConfig):
     """For advantage=fitted: random features of the observation, beside its numbers and their squares."""
     baseline_memory: float = Field(default=0.95, ge=0, lt=1)
     """For advantage=fitted: how much of what earlier steps told is kept from each step to the next."""
+    credit_until_reward: bool = False
+    """For advantage=fitted: a decision is judged by what comes until the next reward, which ends a try inside the
+    episode, as a point does in Pong."""
     critic_learning_rate: float = Field(default=1e-3, gt=0)
     """For advantage=critic."""
     critic_passes: int = Field(default=10, ge=1)
@@ -173,7 +176,9 @@ class ControlConfig(GRPOConfig):
         idle = super().idle
         given = self.model_fields_set
         needs = {"gae_lambda": BOOTSTRAPS} | dict.fromkeys(("critic_learning_rate", "critic_passes"), ("critic",))
-        needs |= dict.fromkeys(self._changed("baseline_features", "baseline_memory"), ("fitted",))
+        needs |= dict.fromkeys(
+            self._changed("baseline_features", "baseline_memory", "credit_until_reward"), ("fitted",)
+        )
         for name, kinds in needs.items():
             if name in given and self.judged_by not in kinds:
                 idle[name] = f"it needs advantage={' or '.join(kinds)}"

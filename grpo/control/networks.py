@@ -18,6 +18,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from grpo.envs import spaces
 from grpo.envs.fleet import Tree
@@ -31,13 +32,19 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+WAY = 1
+"""How drawn pictures are read, which no weight tells: a checkpoint names it, and one of another way is refused."""
+
+
 class _Reader(nn.Module):
     """An observation as one row of features."""
 
     def __init__(self, layout: spaces.Layout) -> None:
         super().__init__()
         self.layout = layout
-        nets = [_convolutions(*picture.size) for picture in layout.pictures]
+        self.way = 0 if all(picture.is_board for picture in layout.pictures) else WAY
+        """0: nothing is drawn."""
+        nets = [_convolutions(picture) for picture in layout.pictures]
         with torch.no_grad():
             seen = [net(torch.zeros(1, *of.size)).shape[1] for net, of in zip(nets, layout.pictures, strict=True)]
         self.width = layout.size + sum(seen)
@@ -62,7 +69,8 @@ class _Reader(nn.Module):
             x = spaces.leaf(observation, picture.path)
             ahead, x = x.shape[:lead], x.reshape(-1, *picture.frames)
             x = x.permute(0, 1, 4, 2, 3) if picture.channels_last else x
-            features = net(x.reshape(-1, *picture.size).float() / picture.high)
+            x = x.reshape(-1, *picture.size).float() / picture.high
+            features = net(x if picture.is_board else _contrast(x))
             parts.append(features.reshape(*ahead, features.shape[1]))
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -75,7 +83,9 @@ class Network(_Reader):
     def __init__(self, layout: spaces.Layout, out_size: int, hidden: Sequence[int], activation: str) -> None:
         super().__init__(layout)
         widths = [self.width, *hidden]
-        self.layers = nn.Sequential(*_dense(widths, activation), nn.Linear(widths[-1], out_size))
+        self.sight_size = widths[-1]
+        dense = _dense(widths, activation, levelled=self.way > 0)
+        self.layers = nn.Sequential(*dense, nn.Linear(widths[-1], out_size))
 
     def forward(self, observation: Tree) -> Tensor:
         """(B, F)."""
@@ -95,7 +105,7 @@ class RecurrentNetwork(_Reader):
         super().__init__(layout)
         self.memory = memory
         widths = [self.width, *hidden]
-        self.layers = nn.Sequential(*_dense(widths, activation))
+        self.layers = nn.Sequential(*_dense(widths, activation, levelled=self.way > 0))
         self.gru = nn.GRU(widths[-1], memory, batch_first=True)
         self.out = nn.Linear(memory, out_size)
 
@@ -175,21 +185,36 @@ def check_fits(
         raise ValueError(f"{name} gives {gives}, {needs} needs (2, {size})")
 
 
-def _dense(widths: Sequence[int], activation: str) -> list[nn.Module]:
-    return [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), ACTIVATIONS[activation]())]
+def _dense(widths: Sequence[int], activation: str, levelled: bool) -> list[nn.Module]:
+    """Layers of these widths; levelled: what tells states apart cannot fade, however much all of them share."""
+    made: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        level = [nn.LayerNorm(b, elementwise_affine=False)] if levelled else []
+        made += [nn.Linear(a, b), *level, ACTIVATIONS[activation]()]
+    return made
 
 
-def _convolutions(channels: int, height: int, width: int) -> nn.Sequential:
-    """The Nature-CNN's for pictures, two small ones for boards of a few cells."""
-    side = min(height, width)
-    if side >= spaces.NATURE_SIDE:
+def _contrast(x_BCHW: Tensor) -> Tensor:
+    """Pictures less their own mean, in units of their own deviation.
+
+    A background of one colour is then nothing, and how bright the whole picture is cannot be seen. As it is, it drives
+    every unit alike in all states, and what is learned from rewards, which are noise at first, is to do the same
+    everywhere.
+    """
+    return F.layer_norm(x_BCHW, x_BCHW.shape[1:])
+
+
+def _convolutions(picture: spaces.Picture) -> nn.Sequential:
+    """The Nature-CNN's for what is drawn, two small ones for boards of a few cells."""
+    channels, *sides = picture.size
+    if not picture.is_board:
         steps = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
     else:
-        stride = 1 if side < 16 else 2
+        stride = 1 if min(sides) < 16 else 2
         steps = [(channels, 16, 3, stride), (16, 32, 3, stride)]
     net = nn.Sequential(*(layer for step in steps for layer in (nn.Conv2d(*step), nn.ReLU())), nn.Flatten())
-    if side < spaces.NATURE_SIDE:  # a board's codes are a few of the 255 its space allows: next to nothing once scaled
+    if picture.is_board:  # its codes are a few of the 255 its space allows: next to nothing once scaled
         with torch.no_grad():
-            count = net(torch.zeros(1, channels, height, width)).shape[1]
+            count = net(torch.zeros(1, *picture.size)).shape[1]
         net.append(nn.LayerNorm(count, elementwise_affine=False))
     return net

@@ -140,7 +140,7 @@ class Seats:
         self.length_N = np.zeros(rows, np.int64)
         self.terminated_N, self.truncated_N = np.zeros(rows, bool), np.zeros(rows, bool)
         self.success_N = np.full(rows, np.nan)
-        self.last: Tree = None
+        self.last = zeros(fleet.observation_space, rows)
         self.errors: dict[int, str] = {}
         self.steps_N = np.zeros(rows, np.int64)
         self.longest = 0
@@ -176,10 +176,7 @@ class Seats:
         self.terminated_N[rows], self.truncated_N[rows] = stepped.terminated_M[done_L], stepped.truncated_M[done_L]
         if stepped.success_M is not None:
             self.success_N[rows] = stepped.success_M[done_L]
-        seen = take(stepped.observation, done_L)
-        if self.last is None:
-            self.last = each(seen, lambda x: np.zeros((len(self.length_N), *x.shape[1:]), x.dtype))
-        put(self.last, rows, seen)
+        put(self.last, rows, take(stepped.observation, done_L))
         for at, message in stepped.errors.items():
             row = int(self.row_L[at])
             self.errors[row], self.length_N[row] = message, self.step_L[at] - 1
@@ -281,22 +278,22 @@ class Record:
         """Whether anything was written."""
         return bool(self._arrays)
 
-    def table(self, name: str, steps: int) -> np.ndarray | None:
-        """(N, T, …), cut to `steps`; None where nothing was written."""
+    def table(self, name: str, steps: int, copy: bool = True) -> np.ndarray | None:
+        """(N, T, …), cut to `steps`; None where nothing was written. Without `copy` as it lies here."""
         array = self._arrays.get(name)
         if array is None:
             return None
-        cut = array[: steps * self._rows].reshape(steps, self._rows, *array.shape[1:])
-        return np.ascontiguousarray(np.swapaxes(cut, 0, 1))
+        cut = np.swapaxes(array[: steps * self._rows].reshape(steps, self._rows, *array.shape[1:]), 0, 1)
+        return np.ascontiguousarray(cut) if copy else cut
 
-    def tree(self, name: str, steps: int) -> Tree:
+    def tree(self, name: str, steps: int, copy: bool = True) -> Tree:
         """An observation's tables, laid out as it was; None where nothing was written."""
         if name in self._arrays:
-            return self.table(name, steps)
+            return self.table(name, steps, copy)
         parts = {
             key.removeprefix(name + INSIDE).split(INSIDE)[0] for key in self._arrays if key.startswith(name + INSIDE)
         }
-        return {part: self.tree(name + INSIDE + part, steps) for part in sorted(parts)} or None
+        return {part: self.tree(name + INSIDE + part, steps, copy) for part in sorted(parts)} or None
 
 
 def _nothing(fleet: Fleet, policy: ActorPolicy, rows: int, keep_out: bool) -> dict[str, np.ndarray]:

@@ -153,6 +153,16 @@ class ActorPolicy:
             out = self.network(seen)
         return out.float().cpu().numpy(), memory
 
+    @property
+    def way(self) -> int:
+        """How our own networks read drawn pictures; 0: there are none, or the network is not ours."""
+        return self.network.way if isinstance(self.network, Network | RecurrentNetwork) else 0
+
+    @property
+    def sight_size(self) -> int:
+        """H of `sight`; 0: nobody knows what this network sees."""
+        return self.network.sight_size if isinstance(self.network, Network) else 0
+
     @torch.no_grad()
     def sight(self, observation: Tree) -> np.ndarray:
         """(M, H): what the last layer is given of M observations; (M, 0) of a network whose layers nobody knows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from grpo.config import ConfigError
 from grpo.control.baselines import Baseline, choose, explained, linear, returns_to_go
 from grpo.control.chunks import by_token, paid_together
 from grpo.control.config import ROOM_BASELINES, ControlConfig
@@ -34,13 +35,14 @@ from grpo.control.groups import (
 )
 from grpo.control.imitate import imitate, shown_by, worth_it, write
 from grpo.control.play import Episodes, play
+from grpo.control.points import until_reward
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import LIMIT, Scaling
 from grpo.control.stream import Streams
 from grpo.envs.evaluation import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.make import EnvFactory
-from grpo.envs.spaces import stack, take
+from grpo.envs.spaces import each, layout, stack, take
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts, Status
 
@@ -91,7 +93,10 @@ class ControlSource:
             expect_anchors(self.fleet.observation_space, self.fleet.name)
         self.streams = Streams(self.fleet, config) if streams else None
         self.critic = Critic(self.fleet.observation_space, config) if config.judged_by == "critic" else None
-        self.fitted = FittedValue(self.fleet.observation_space, config) if config.judged_by == "fitted" else None
+        self._sighted = config.judged_by == "fitted" and self._sees_pictures()
+        """Whether the value that is solved for reads what the policy makes of pictures, not the pictures."""
+        read = gym.spaces.Box(-np.inf, np.inf, (policy.sight_size,)) if self._sighted else fleet.observation_space
+        self.fitted = FittedValue(read, config) if config.judged_by == "fitted" else None
         self.env_steps, self.episodes = 0, 0
         self.cold = config.warm_start is not None
         """Whether there is an expert that has not been imitated yet."""
@@ -206,7 +211,8 @@ class ControlSource:
         status_N[episodes.terminated_N] = int(Status.TERMINATED)
         status_N[~episodes.ok_N] = int(Status.FAILED)
         inner_NT = inner_groups(self.config, episodes, group_N)
-        baseline_NT = self._baseline(episodes, reward_NT, group_N)
+        judged = self._looked_at(episodes, inputs["observation"]) if self._sighted else episodes
+        baseline_NT = self._baseline(judged, reward_NT, group_N)
         rollouts = Rollouts(
             group_N=tensor(group_N),
             mask_NT=tensor(episodes.mask_NT),
@@ -222,6 +228,15 @@ class ControlSource:
         with torch.no_grad():
             token_NTE = self.policy.head.token_logp(tensor(episodes.out_NTF), inputs["action"])
         return by_token(rollouts, columns, token_NTE)
+
+    def _sees_pictures(self) -> bool:
+        return self.policy.sight_size > 0 and bool(layout(self.fleet.observation_space).pictures)
+
+    def _looked_at(self, episodes: Episodes, seen: Any) -> Episodes:
+        """Episodes whose observations are what the policy makes of them; `seen`: the same, on its device already."""
+        rows = episodes.mask_NT.shape
+        sight_NTH = self.policy.sight(each(seen, lambda x: x.flatten(0, 1))).reshape(*rows, -1)
+        return replace(episodes, raw=sight_NTH, last=self.policy.sight(self.scaling(episodes.last)))
 
     def _number_rows(self, episodes: Episodes, attempt: int) -> int:
         """The first row's number: starts that are asked for again within a step get rows of their own."""
@@ -243,13 +258,17 @@ class ControlSource:
         if judged == "auto":
             found = choose(episodes, return_NT, group_N, half_N, horizon, self.policy.sight)
         else:
+            judged_NT = return_NT
             if self.critic is not None:
                 baseline_NT = self.critic.baseline(episodes, reward_NT, return_NT, self.scaling)
+            elif self.fitted is not None and self.config.credit_until_reward:
+                judged_NT, baseline_NT = until_reward(self.fitted.baseline, episodes, reward_NT, half_N, gamma)
             elif self.fitted is not None:
                 baseline_NT = self.fitted.baseline(episodes, reward_NT, return_NT, half_N)
             else:
                 baseline_NT = linear(episodes, return_NT, half_N, horizon, self.policy.sight)
-            found = Baseline(baseline_NT, explained(return_NT, baseline_NT, episodes.mask_NT), judged)
+            share = explained(judged_NT, baseline_NT, episodes.mask_NT)
+            found = Baseline(baseline_NT + (return_NT - judged_NT), share, judged)  # what is not judged cancels
         self._baseline_metrics = {"baseline_explained": found.explained}
         if judged == "auto":
             self._baseline_metrics |= {
@@ -341,7 +360,7 @@ class ControlSource:
     def state(self) -> State:
         """Counters, scaling, critic, a module's buffers, streams under way; other episodes begin anew every step."""
         values: dict[str, Any] = {"env_steps": self.env_steps, "episodes": self.episodes, "count": self.scaling.count}
-        values["cold"] = self.cold
+        values |= {"cold": self.cold, "way": self.policy.way}
         arrays: dict[str, Any] = {f"scaling/{name}": torch.as_tensor(x) for name, x in self.scaling.arrays().items()}
         arrays |= {f"buffer/{name}": x.detach().clone() for name, x in self.policy.network.named_buffers()}
         if self.critic is not None:
@@ -352,6 +371,14 @@ class ControlSource:
             values["streams"] = self.streams.values()
             arrays |= {f"streams/{name}": torch.as_tensor(x) for name, x in self.streams.arrays().items()}
         return State(values, arrays)
+
+    def expect_way(self, values: Mapping[str, Any]) -> None:
+        """Refuse weights that were learned for pictures read another way: they would fit, and see something else."""
+        if values.get("way", 0) != self.policy.way:
+            raise ConfigError(
+                "the checkpoint is of a policy that reads pictures another way (an earlier version's, or an actor of "
+                "your own); train anew, or pass that actor"
+            )
 
     def load_state(self, state: State) -> None:
         """Go on from there."""

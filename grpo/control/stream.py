@@ -41,6 +41,8 @@ class Streams:
         self._return_P, self._length_P = np.zeros(count), np.zeros(count, np.int64)
         """Of the running episodes."""
         self._observation: Tree = None
+        self._record = Record(count, config.group_size)
+        """Of the window; each is written over by the next, and handed over as a copy."""
         self.finished: list[tuple[float, int]] = []
         """(return, length) of the last whole episodes."""
 
@@ -54,7 +56,7 @@ class Streams:
         if self._observation is None:
             self._observation = self._fresh(self._member_P)
         steps, count = self._config.group_size, len(self._member_P)
-        record = Record(count, steps)
+        record = self._record
         done_TP, over_TP = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
         failed: dict[tuple[int, int], str] = {}
         lasts: dict[tuple[int, int], Tree] = {}
@@ -162,11 +164,11 @@ def _pieces(
         return made
 
     def table(name: str) -> np.ndarray:
-        found = record.table(name, steps)
+        found = record.table(name, steps, copy=False)
         assert found is not None
         return rows(found)
 
-    seen, raw = record.tree("seen", steps), record.tree("raw", steps)
+    seen, raw = (record.tree(name, steps, copy=False) for name in ("seen", "raw"))
     seen = each(seen, rows)
     length_N = np.array([b - a for _, a, b in cuts])
     errors = {row: failed[b - 1, p] for row, (p, _, b) in enumerate(cuts) if (b - 1, p) in failed}

@@ -39,6 +39,7 @@ from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.video import can_show
 from grpo.models import moved
+from grpo.protocols import State
 from grpo.report import StepReport
 from grpo.run.progress import SHOWN
 from grpo.run.session import SamplesFailed
@@ -132,6 +133,11 @@ class GRPOTrainer(Trainer):
         if self.reference is not None:
             self.reference.sync(self.policy.parameters(), 1.0)
         return found
+
+    def load_state(self, state: State) -> None:
+        """Go on exactly where `state` was taken; see `grpo.GRPOTrainer.load_state`."""
+        self.source.expect_way(state.values["source"])  # before weights are compared, which says less
+        super().load_state(state)
 
     def train(  # type: ignore[override]  # the field counts updates; states are the environment's own
         self,

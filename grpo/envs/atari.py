@@ -14,6 +14,8 @@ can branch. The game ids of ale-py are its environments as they are, without any
 from __future__ import annotations
 
 import difflib
+import functools
+from pathlib import Path
 from typing import Any
 
 import ale_py
@@ -30,6 +32,9 @@ MOST_FRAMES = 108_000
 PRESSED = 4
 """Frames that FIRE is held where one of them may repeat the last action instead."""
 
+LOOKED_AT, APART = 128, 12
+"""Pictures that tell what is background, and frames between them."""
+
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # else every copy greets
 
 
@@ -39,6 +44,7 @@ class Atari(gym.Env[np.ndarray, Any]):
     game: as ale-py spells it, such as pong or space_invaders. repeat_action_probability: that a frame repeats the last
     action (0.25 is Machado et al.'s); a reset then takes a tenth of a second. episodic_life: an episode is one life,
     also in evaluation. fire_reset: press FIRE at the start of a game that has it. full_action_space: all 18 actions.
+    erase_background: a pixel is its distance from what stands there most of the time in random play.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class Atari(gym.Env[np.ndarray, Any]):
         fire_reset: bool = True,
         repeat_action_probability: float = 0.0,
         full_action_space: bool = False,
+        erase_background: bool = False,
         render_mode: str | None = None,
     ) -> None:
         known = sorted(roms.get_all_rom_ids())
@@ -78,6 +85,9 @@ class Atari(gym.Env[np.ndarray, Any]):
         self._screens = np.zeros((2, *self.ale.getScreenDims()), np.uint8)
         self._frames = np.zeros((stack, size, size), np.uint8)
         self._lives = 0
+        self._background: np.ndarray | None = None
+        if erase_background:
+            self._background = _usual(rom, size, tuple(self._actions))
         self.max_episode_steps = MOST_FRAMES // frame_skip
         self.action_space = gym.spaces.Discrete(len(self._actions))
         self.observation_space = gym.spaces.Box(0, 255, self._frames.shape, np.uint8)
@@ -95,7 +105,7 @@ class Atari(gym.Env[np.ndarray, Any]):
             self.ale.act(action)
         self._lives = self.ale.lives()
         self.ale.getScreenGrayscale(self._screens[0])
-        frame = smaller(self._screens[0], self._size, self._size)
+        frame = self._picture(self._screens[0])
         self._frames = np.repeat(frame[None], len(self._frames), 0)
         return self._frames, {}
 
@@ -110,7 +120,7 @@ class Atari(gym.Env[np.ndarray, Any]):
                 self.ale.getScreenGrayscale(self._screens[left % 2])
             if over:
                 break
-        self._frames = pushed(self._frames, smaller(self._screens.max(0), self._size, self._size))
+        self._frames = pushed(self._frames, self._picture(self._screens.max(0)))
         return self._frames, reward, over, False, {"lives": self._lives}
 
     def render(self) -> Any:
@@ -127,6 +137,11 @@ class Atari(gym.Env[np.ndarray, Any]):
         self.ale.restoreSystemState(ale_py.ALEState(np.asarray(state["system"], np.uint8).tobytes()))
         self._frames, self._lives = np.array(state["frames"]), int(state["lives"])
 
+    def _picture(self, screen: np.ndarray) -> np.ndarray:
+        """One screen as it is seen."""
+        seen, usual = smaller(screen, self._size, self._size), self._background
+        return seen if usual is None else np.maximum(seen, usual) - np.minimum(seen, usual)
+
     def _over(self) -> bool:
         """Whether the game has ended, or a life where that is an episode."""
         before, self._lives = self._lives, self.ale.lives()
@@ -136,3 +151,20 @@ class Atari(gym.Env[np.ndarray, Any]):
         self.ale.setInt("random_seed", seed)
         self.ale.loadROM(self._rom)
         self.ale.reset_game()
+
+
+@functools.cache
+def _usual(rom: Path, size: int, actions: tuple[Any, ...]) -> np.ndarray:
+    """The median picture of some random play, out of sight: the same for every copy of a game."""
+    ale, random, pictures = ale_py.ALEInterface(), np.random.default_rng(0), []
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.setInt("random_seed", 0)
+    ale.loadROM(rom)
+    ale.reset_game()
+    for _ in range(LOOKED_AT):
+        pictures.append(smaller(ale.getScreenGrayscale(), size, size))
+        for _ in range(APART):
+            if ale.game_over():
+                ale.reset_game()
+            ale.act(actions[random.integers(len(actions))])
+    return np.median(pictures, 0).astype(np.uint8)

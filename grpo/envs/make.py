@@ -65,7 +65,8 @@ class EnvFactory:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """For the environment's constructor."""
     horizon: int | None = None
-    """Steps after which episodes are cut; None: the environment's own limit, or DEFAULT_HORIZON."""
+    """Steps after which episodes are cut; None: the environment's own limit, or DEFAULT_HORIZON. A class or function
+    that takes `max_episode_steps` is told."""
 
     @property
     def name(self) -> str:
@@ -88,6 +89,8 @@ class EnvFactory:
         options = dict(self.kwargs)
         if render_mode is not None and (isinstance(source, EnvSpec) or _accepts(source, "render_mode")):
             options["render_mode"] = render_mode
+        if self.horizon is not None and "max_episode_steps" in _parameters(source):
+            options.setdefault("max_episode_steps", self.horizon)  # what it wraps may have a shorter limit of its own
         try:
             if isinstance(source, EnvSpec):  # the fleet checks what the passive checker would
                 env: Env = gym.make(source, max_episode_steps=self.horizon, disable_env_checker=True, **options)
@@ -264,11 +267,16 @@ def _remark(remarks: list[str]) -> None:
 
 
 def _accepts(source: Callable[..., Env], name: str) -> bool:
+    parameters = _parameters(source)
+    return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def _parameters(source: EnvSpec | Callable[..., Env]) -> Mapping[str, inspect.Parameter]:
+    """What a class or function takes, by name; an id takes nothing here."""
     try:
-        parameters = inspect.signature(source).parameters.values()
+        return {} if isinstance(source, EnvSpec) else inspect.signature(source).parameters
     except (TypeError, ValueError):
-        return False
-    return any(parameter.name == name or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        return {}
 
 
 def _registered(id: str) -> EnvSpec:

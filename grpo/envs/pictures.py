@@ -60,12 +60,14 @@ def drawn(
     size: int = 84,
     stack: int = 1,
     grey: bool = False,
+    max_episode_steps: int | None = None,
     render_mode: str | None = None,
     **kwargs: Any,
 ) -> gym.Env[Any, Any]:
     """The environment of this id with what it draws as its observation; further arguments are its own.
 
-    `stack` pictures, the oldest first, each `size` pixels high and wide; `grey`: without colours.
+    `stack` pictures, the oldest first, each `size` pixels high and wide; `grey`: without colours. `max_episode_steps`
+    takes the place of the time limit that the id is registered with.
     """
     from grpo.envs.make import EnvFactory  # a fleet of these is made there
 
@@ -73,7 +75,7 @@ def drawn(
         raise EnvError(f"{id}: its pictures are what is learned from, so it has render_mode='rgb_array' only")
     if size < 1 or stack < 1:
         raise EnvError(f"{id}: size and stack must be at least 1; got {size} and {stack}")
-    return Drawn(EnvFactory(id, kwargs).make(render_mode="rgb_array"), size, stack, grey)
+    return Drawn(EnvFactory(id, kwargs, max_episode_steps).make(render_mode="rgb_array"), size, stack, grey)
 
 
 class Drawn(gym.Wrapper[Any, Any, Any, Any]):

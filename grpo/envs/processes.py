@@ -1,9 +1,9 @@
 """Copies of one environment in other processes: they run side by side, and can be killed.
 
 Member i lives in worker i mod `workers`; a worker is a process with a `SerialFleet` of its members. A call goes to all
-workers it concerns before any answer is awaited. A worker that stays in one call of an environment for longer than
-`timeout`, or that dies, is replaced; its members, the innocent too, have lost their episodes and say so until they are
-reset. The other workers' answers count.
+workers it concerns before any answer is awaited, and pictures do not travel with it (`grpo.envs.board`). A worker that
+stays in one call of an environment for longer than `timeout`, or that dies, is replaced; its members, the innocent too,
+have lost their episodes and say so until they are reset. The other workers' answers count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection, util
 from multiprocessing.reduction import ForkingPickler
@@ -22,9 +22,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from grpo.envs.board import Board, share
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, numbered, told, when
-from grpo.envs.spaces import put, zeros
+from grpo.envs.spaces import leaves, put, zeros
 from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished, line
 
 
@@ -49,6 +50,7 @@ class ProcessFleet:
         # Before multiprocessing's own exit handler, which would wait for ever for a worker that ignores SIGTERM.
         self._at_exit = util.Finalize(self, close_all, (self._workers,), exitpriority=100)
         self._lost: dict[int, str] = {}
+        self._board: Board | None = None
         try:
             self._workers += [EnvWorker(_Crew(make, self.name, size, timeout)) for _ in range(count)]
             self._workers[0].wait_ready()
@@ -59,6 +61,7 @@ class ProcessFleet:
             self._at_exit()
             raise
         self.observation_space: gym.Space[Any] = about.observation_space
+        self._board = share(self.observation_space, size)
         self.action_space: gym.Space[Any] = about.action_space
         self.horizon: int | None = about.horizon
         self.remarks: list[str] = about.remarks
@@ -120,6 +123,8 @@ class ProcessFleet:
                 self._ask({w: ("close", ()) for w, worker in enumerate(self._workers) if worker.has_begun})
             finally:
                 self._at_exit()
+                if self._board is not None:
+                    self._board.close()
 
     def _begin(self, how: str, members: Sequence[int] | np.ndarray, starts: list[Any]) -> Begun:
         numbers = numbered(members, self.size, self.name)
@@ -134,16 +139,21 @@ class ProcessFleet:
         self, how: str, numbers: list[int], given: Any, errors: dict[int, str]
     ) -> tuple[Tree, dict[int, str], list[tuple[list[int], Any]]]:
         """Those without an error yet do something: what is seen, all errors, and each worker's part of the answer."""
-        seen, parts = zeros(self.observation_space, len(numbers)), []
+        seen, parts = None if self._board else zeros(self.observation_space, len(numbers)), []
         at = self._positions(numbers, without=errors)
         calls = {w: (how, ([numbers[i] for i in at[w]], _picked(given, at[w]))) for w in at}
         for w, part in self._ask(calls).items():
             if part is None:
                 errors |= {i: self._lost[numbers[i]] for i in at[w]}
                 continue
-            put(seen, at[w], part.observation)
+            if self._board is None:
+                put(seen, at[w], part.observation)
             errors |= {at[w][i]: text for i, text in part.errors.items()}
             parts.append((at[w], part))
+        if self._board is not None:
+            seen = self._board.read(numbers)
+            for x in leaves(seen):
+                x[list(errors)] = 0
         return seen, errors, parts
 
     def _positions(self, numbers: list[int], without: Mapping[int, str] | None = None) -> dict[int, list[int]]:
@@ -162,14 +172,15 @@ class ProcessFleet:
         busy: dict[Worker, int] = {}
         try:
             for w, call in calls.items():
-                begun = self._workers[w].ask(call, "")
+                begun = self._workers[w].ask((*call, None if self._board is None else self._board.name), "")
                 if begun is None:
                     busy[self._workers[w]] = w
                 else:
                     outcomes[w] = begun
             while busy:
-                for worker, outcome in finished(list(busy)):
-                    outcomes[busy.pop(worker)] = outcome
+                for one in list(busy):  # all are needed, so in turn: watching everybody at once takes longer
+                    for worker, outcome in finished([one]):
+                        outcomes[busy.pop(worker)] = outcome
         except BaseException:
             for worker, w in busy.items():  # an answer that is still to come would be taken for that of the next call
                 worker.restart()
@@ -295,6 +306,7 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
     os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what an environment starts
     pipe.send(None)
     fleet: SerialFleet | None = None
+    board: Board | None = None
     grace = limit - crew.timeout
     with open(os.devnull, "w") as nowhere:
         alarm = _Alarm(grace, nowhere)
@@ -308,13 +320,17 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
             try:
                 if not pipe.poll(grace / 2):  # the alarm rings later than that; a busy worker leaves it on
                     alarm.off()
-                (name, arguments), _ = pipe.recv()
+                (name, arguments, shared), _ = pipe.recv()
             except (EOFError, OSError):
                 return
             answer, problem = None, None
             try:
                 fleet = fleet or crew(watch)
                 answer = _about(fleet) if name == "describe" else getattr(fleet, name)(*arguments)
+                if shared is not None and isinstance(answer, Begun | Stepped):
+                    board = board or Board(fleet.observation_space, fleet.size, shared)
+                    board.write(arguments[0], answer.observation)
+                    answer = replace(answer, observation=None)
             except EnvError as error:
                 problem = str(error)
             except BaseException as error:  # also sys.exit: an environment has no say in when training ends

@@ -26,7 +26,8 @@ _CHANNELS = 16
 _SIDE = 5
 """Fewer pixels along a side are a table of numbers."""
 NATURE_SIDE = 36
-"""From here on a picture is looked at in large steps, and one without a channel axis is taken for grey."""
+"""From here on a picture is looked at in large steps, and one without a channel axis is taken for grey; below it is a
+board."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ class Picture:
         """(channels of all frames, height, width)."""
         stack, a, b, c = self.frames
         return (stack * c, a, b) if self.channels_last else (stack * a, b, c)
+
+    @property
+    def is_board(self) -> bool:
+        """Whether it has cells with codes rather than pixels with colours."""
+        return min(self.size[1:]) < NATURE_SIDE
 
 
 @dataclass(frozen=True)

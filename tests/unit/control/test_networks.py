@@ -69,11 +69,21 @@ def test_channels_may_come_first_or_last_and_frames_stack():
     torch.testing.assert_close(stacked(pair), stacked_last(pair.permute(0, 1, 3, 4, 2)))
 
 
-def test_pictures_reach_the_convolutions_between_0_and_1():
+def test_pictures_reach_the_convolutions_around_0_with_deviation_1():
     network, seen = make_network(SPACES["frames"], 2, hidden=(8,)), []
     network.pictures[0][0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    network(torch.full((1, 4, 84, 84), 255, dtype=torch.uint8))
-    assert seen[0].dtype == torch.float32 and (seen[0] == 1).all()
+    picture = torch.full((1, 4, 84, 84), 87, dtype=torch.uint8)
+    picture[..., :42] = 255
+    network(picture)
+    assert seen[0].dtype == torch.float32
+    torch.testing.assert_close(seen[0].unique(), torch.tensor([-1.0, 1.0]), rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_drawn_has_levelled_layers_and_a_board_none():
+    for memory in (0, 8):
+        drawn, board = (make_network(SPACES[name], 2, hidden=(8,), memory=memory) for name in ("frames", "board"))
+        levels = [sum(isinstance(layer, nn.LayerNorm) for layer in network.layers) for network in (drawn, board)]
+        assert levels == [1, 0] and (drawn.way, board.way) == (1, 0)
 
 
 def test_the_small_codes_of_a_board_are_not_drowned():

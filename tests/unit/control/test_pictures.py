@@ -10,6 +10,7 @@ from grpo.app.settings import flag_layer, preset_layer, resolve
 from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
 from grpo.protocols import CollectRequest
+from grpo.run.session import SamplesFailed
 from tests.unit.control.catch import Catch
 
 QUICK = {"vector": "serial", "hidden": (16,), "activation": "relu", "group_size": 4, "groups_per_step": 2}
@@ -130,12 +131,81 @@ def test_a_resumed_picture_run_is_the_one_that_was_not_interrupted(tmp_path):
         assert torch.equal(tensor, second.policy.parameters()[name]), name
 
 
+def test_a_checkpoint_of_a_policy_that_read_pictures_another_way_is_refused():
+    made = make()
+    state = made.state()
+    state.values["source"].pop("way")  # as they were before pictures were taken less their mean
+    with pytest.raises(ConfigError, match=r"reads pictures another way.*train anew"):
+        make().load_state(state)
+    board = GRPOTrainer(env="MiniGrid-Empty-5x5-v0", **QUICK)
+    state = board.state()
+    del state.values["source"]["way"]
+    board.load_state(state)
+
+
+class Broken(Catch):
+    """Never begins, once it has been looked at."""
+
+    resets = 0
+
+    def reset(self, *, seed=None, options=None):
+        Broken.resets += 1
+        if Broken.resets > 2:
+            raise RuntimeError("no screen")
+        return super().reset(seed=seed)
+
+
+def test_pictures_of_which_none_came_are_no_trouble_for_the_value_that_reads_them():
+    for more in ({}, {"credit_until_reward": True}):
+        Broken.resets = 0
+        made = GRPOTrainer(env=Broken, **QUICK | {"advantage": "fitted", "gamma": 0.9} | more)
+        Broken.resets = 2
+        with pytest.raises(SamplesFailed, match="no screen"):
+            made.train(steps=1, progress=None)
+
+
+def test_the_value_that_is_solved_for_reads_what_the_policy_makes_of_pictures():
+    windows = {"group_by": "steps", "advantage": "fitted", "group_size": 20, "groups_per_step": 16, "gamma": 0.5}
+    explained = []
+    for blind in (False, True):
+        made = GRPOTrainer(env=Bright, **QUICK | windows)
+        if blind:
+            made.source.policy.sight = lambda seen: np.zeros((len(seen), 16), np.float32)
+        for step in range(6):  # it begins with the mean, and believes its features by and by
+            made.source.collect(CollectRequest(step))
+        explained.append(made.source.metrics()["baseline_explained"])
+    assert explained[0] > 0.6 and explained[1] < 0.3, "what is paid stands in the picture"
+    with pytest.raises(ConfigError, match="advantage=fitted reads numbers, not pictures"):
+        GRPOTrainer(env=Bright, **QUICK | {"advantage": "fitted", "gamma": 0.9, "memory": 8})
+
+
+def test_a_background_says_nothing_and_features_do_not_fade():
+    network = make().actor
+    ball = torch.zeros(2, 40, 40, 1, dtype=torch.uint8)
+    ball[0, 5:9, 5:9], ball[1, 30:34, 20:24] = 100, 100
+    with torch.no_grad():
+        torch.testing.assert_close(network(ball + 87), network(ball), rtol=1e-3, atol=1e-5)
+        before = network.sight(ball)
+        network.layers[0].weight *= 0.1
+        torch.testing.assert_close(network.sight(ball), before, rtol=1e-2, atol=1e-2)
+
+
+def test_catch_is_learned_in_windows_that_end_in_the_middle_of_a_game():
+    windows = {"group_by": "steps", "group_size": 64, "groups_per_step": 8, "hidden": (64,), "gamma": 0.99}
+    value = {"advantage": "fitted", "credit_until_reward": True, "baseline_features": 0}
+    made = make(
+        balls=20, num_iterations=4, decisions_per_minibatch=128, learning_rate=1e-3, target_kl=None, **windows | value
+    )
+    made.train(steps=24, progress=None)
+    assert made.evaluate(8).return_E.mean() > 0, "chance is at −15"
+
+
 def test_pong_learns_from_its_first_points():
     """The preset, cut short: one step of it, its evaluation and its branches."""
     pytest.importorskip("ale_py", reason="Atari games are an extra: pip install 'anygrpo[atari]'")
-    small = {"max_episode_steps": "90", "group_size": "2", "groups_per_step": "1", "vector": "serial"}
+    small = {"max_episode_steps": "90", "group_size": "95", "groups_per_step": "2", "vector": "serial"}
     small |= {"num_iterations": "1", "eval_episodes": "2", "num_envs": "2"}
-    for more in ({}, {"group_by": "branch"}):
+    for more in ({}, {"group_by": "branch", "group_size": "2"}):
         config = resolve([preset_layer("pong"), flag_layer(list((small | more).items()))], configs()).config
         made = GRPOTrainer(config=config)
         before = [tensor.detach().clone() for tensor in made.policy.parameters().values()]

@@ -1,5 +1,7 @@
 """Endless streams: cut into windows, continued, counted whole."""
 
+import copy
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -90,6 +92,16 @@ def test_a_window_ends_episodes_and_the_next_goes_on_with_them():
     np.testing.assert_array_equal(episodes.observation[1, :, 1], [0, 1, 2])
     assert episodes.reward_NT[0, 0] == 5 and episodes.reward_NT[1].tolist() == [1, 2, 3]
     assert episodes.env_steps == 8 and not episodes.errors
+
+
+def test_a_window_that_was_handed_over_is_not_written_over_by_the_next():
+    _, window = make(Relay(), window=2)  # nobody's episode ends in the first
+    episodes, _ = window()
+    kept = copy.deepcopy(vars(episodes))
+    later, _ = window()
+    for name, x in kept.items():
+        np.testing.assert_equal(getattr(episodes, name), x, name)
+    assert later.reward_NT[0].tolist() == [3, 4] and episodes.reward_NT[0].tolist() == [1, 2]
 
 
 def test_rows_know_what_came_after_them_and_what_lies_behind():

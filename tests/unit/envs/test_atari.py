@@ -94,8 +94,9 @@ def test_fire_begins_a_game_although_actions_stick():
     assert not any(np.array_equal(one[-1, 3], one[-2, 3]) for one in seen)
 
 
-def test_a_moment_is_restored_exactly_into_the_others_of_a_group():
-    assert self_test(EnvFactory("grpo.envs.atari:Atari", {"game": "pong"})) == "state"
+@pytest.mark.parametrize("erase", [False, True])
+def test_a_moment_is_restored_exactly_into_the_others_of_a_group(erase):
+    assert self_test(EnvFactory("grpo.envs.atari:Atari", {"game": "pong", "erase_background": erase})) == "state"
     fleet = SerialFleet(EnvFactory("grpo.envs.atari:Atari", {"game": "breakout"}), 3)
     random = np.random.default_rng(0)
     fleet.reset([0, 1, 2], [4, 5, 6])
@@ -138,3 +139,24 @@ def test_the_screen_is_drawn_in_colours():
 def test_a_game_that_cannot_be_made_says_why(settings, says):
     with pytest.raises(EnvError, match=says):
         Atari(**settings)
+
+
+def test_an_erased_background_leaves_what_moves_and_is_every_copys():
+    plain, bare, again = Atari("pong"), Atari("pong", erase_background=True), Atari("pong", erase_background=True)
+    for env in (plain, bare, again):
+        env.reset(seed=3)
+    for _ in range(60):
+        (seen, *rest), (left, *others), (same, *_) = (env.step(3) for env in (plain, bare, again))
+        assert rest == others, "the game is the same"
+        np.testing.assert_array_equal(left, same)
+    assert (seen[-1] > 0).mean() > 0.9 and 0 < (left[-1] > 0).mean() < 0.1
+    np.testing.assert_array_equal(left[-1], np.abs(seen[-1].astype(int) - bare._background))
+    assert bare._background is again._background, "looked for once a process"
+
+
+def test_sticky_actions_and_other_games_have_a_background_too():
+    sticky = Atari("pong", erase_background=True, repeat_action_probability=0.25)
+    np.testing.assert_array_equal(sticky._background, Atari("pong", erase_background=True)._background)
+    actions = [UP, DOWN] * 20
+    np.testing.assert_array_equal(played(sticky, actions, 1)[0], played(sticky, actions, 1)[0])
+    assert not np.array_equal(Atari("breakout", erase_background=True)._background, sticky._background)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from grpo.envs.fleet import EnvError
-from grpo.envs.make import EnvFactory
+from grpo.envs.make import EnvFactory, make_fleet
 from grpo.envs.pictures import Drawn, drawn, pushed, smaller
 from grpo.envs.serial import SerialFleet
 from grpo.envs.snapshot import self_test
@@ -58,6 +58,18 @@ def test_minigrid_in_pictures_is_a_fleet_that_branches():
     assert not begun.errors and begun.observation.shape == (2, 56, 56, 3) and begun.observation.dtype == np.uint8
     assert np.array_equal(begun.observation[0], begun.observation[1]) and len(np.unique(begun.observation)) > 3
     assert self_test(factory) == "replay"
+
+
+@pytest.mark.parametrize("limit", [3, 250, None])
+def test_episodes_are_as_long_as_asked_for(limit):
+    """Pendulum is registered with 200 steps, and never ends by itself."""
+    fleet = make_fleet(
+        "grpo.envs.pictures:drawn", 1, kind="serial", kwargs={"id": "Pendulum-v1", "size": 4}, horizon=limit
+    )
+    fleet.reset([0], [0])
+    steps = next(t for t in range(1, 1000) if fleet.step([0], np.zeros((1, 1), np.float32)).truncated_M[0])
+    assert steps == fleet.horizon == (limit or 200)
+    fleet.close()
 
 
 @pytest.mark.parametrize(
