@@ -37,8 +37,8 @@ POINTS = ("folder", "arrays", "state", "manifest", "rename", "pointer", "retenti
 """Where a save can be cut; `at` is called with the name once that much is done."""
 
 FILES = ("arrays.safetensors", "state.json")
-HARMLESS = frozenset({"device", "rows_per_microbatch"})
-"""Settings that may differ on resume: they change where and in what portions the numbers are computed."""
+HARMLESS = frozenset({"device", "rows_per_microbatch", "cuda_graphs", "torch_compile"})
+"""Settings that may differ on resume: they change where, by what and in what portions the numbers are computed."""
 
 
 class CheckpointError(FolderError):
@@ -232,9 +232,25 @@ def point_to(folder: RunFolder, path: Path) -> None:
     write_atomic(folder.checkpoints / "latest", path.name + "\n")
 
 
-def expect_same_settings(manifest: Row, settings: Mapping[str, Any], harmless: frozenset[str] = HARMLESS) -> None:
-    """Refuse to go on under other settings than the checkpoint's, naming the difference."""
-    before, now = _flat(manifest["settings"]), _flat(json.loads(dumps(settings)))
+def expect_same_settings(
+    manifest: Row,
+    settings: Mapping[str, Any],
+    harmless: frozenset[str] = HARMLESS,
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse to go on under other settings than the checkpoint's, naming the difference.
+
+    `defaults`: what a setting was, in effect, before it was there; a checkpoint may be older than some.
+    """
+    now, known = json.loads(dumps(settings)), json.loads(dumps(defaults or {}))
+    gone = [f"{name}={value!r}" for name, value in manifest["settings"].items() if name not in {*now, *harmless}]
+    if gone:
+        made = manifest["versions"].get("anygrpo", "unknown")
+        raise CheckpointError(
+            f"the run has settings that are no longer there ({', '.join(gone)}); go on with the version that made it "
+            f"(anygrpo {made}), or start a new run"
+        )
+    before, now = _flat(known | manifest["settings"]), _flat(now)
     differ = [
         f"{name}: {before.get(name)!r} → {now.get(name)!r}"
         for name in sorted({*before, *now})

@@ -132,7 +132,8 @@ class Session:
         if resume is not False:
             found = checkpoint.resume_point(folder, None if resume is True else resume)
             if found is not None:
-                checkpoint.expect_same_settings(found.manifest, self.settings, harmless)
+                defaults = type(trainer.config).model_construct().model_dump(mode="json")
+                checkpoint.expect_same_settings(found.manifest, self.settings, harmless, defaults)
                 trainer.load_state(found.state)
                 self._saved = found.step
                 if found.manifest["versions"] != versions():

@@ -1,5 +1,7 @@
 """Checkpoints come back bit for bit; the right ones are kept."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -105,3 +107,22 @@ def test_settings_are_compared_by_value(folder):
     checkpoint.expect_same_settings(manifest, {"a": 1, "recipe": {"clip": [1, 2]}, "device": "cuda"})
     with pytest.raises(CheckpointError, match=r"\(b: None → 2; recipe\.clip: \[1, 2\] → \[1, 3\]\)"):
         checkpoint.expect_same_settings(manifest, {"a": 1, "b": 2, "recipe": {"clip": [1, 3]}})
+
+
+def test_a_setting_that_is_newer_than_the_checkpoint_was_at_its_default(folder):
+    manifest = checkpoint.load(checkpoint.save(folder, state(), 1, settings={"a": 1, "recipe": {"beta": 0.1}})).manifest
+    defaults = {"a": 0, "acting": "lockstep", "parts": (1, 2), "recipe": {}, "kwargs": {}}
+    now = {"a": 1, "acting": "lockstep", "parts": (1, 2), "recipe": {"beta": 0.1}, "kwargs": {}}
+    checkpoint.expect_same_settings(manifest, now, defaults=defaults)
+    with pytest.raises(CheckpointError, match=r"other settings \(acting: 'lockstep' → 'beside'; kwargs\.n: None → 3\)"):
+        checkpoint.expect_same_settings(manifest, now | {"acting": "beside", "kwargs": {"n": 3}}, defaults=defaults)
+    with pytest.raises(CheckpointError, match=r"\(a: 1 → 0\)"):  # what it knows is no default
+        checkpoint.expect_same_settings(manifest, now | {"a": 0}, defaults=defaults)
+
+
+def test_a_setting_that_is_no_longer_there_is_named_with_the_version_that_had_it(folder):
+    settings = {"a": 1, "speed": None, "style": {"x": 2}, "device": "cpu"}
+    manifest = checkpoint.load(checkpoint.save(folder, state(), 1, settings=settings)).manifest
+    made = manifest["versions"]["anygrpo"]
+    with pytest.raises(CheckpointError, match=rf"\(speed=None, style={{'x': 2}}\).*\(anygrpo {re.escape(made)}\)"):
+        checkpoint.expect_same_settings(manifest, {"a": 1}, defaults={"a": 0})

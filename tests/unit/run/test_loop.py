@@ -1,5 +1,6 @@
 """The loop: what it leaves, what it returns, what it refuses."""
 
+import json
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from grpo.run.budget import FailureBudget
-from grpo.run.checkpoint import CheckpointError
+from grpo.run.checkpoint import CheckpointError, fingerprint
 from grpo.run.folder import RunFolder
 from grpo.run.lock import Busy, locked
 from grpo.run.seeding import derive, seed_all
@@ -135,6 +136,18 @@ def test_resume_is_told(tmp_path):
     train(tmp_path / "run", 4)
     train(tmp_path / "run", 6)
     assert [e["message"] for e in RunFolder.open(tmp_path / "run").events()] == ["from step-00000004"]
+
+
+def test_a_run_that_is_older_than_a_setting_goes_on_where_that_is_at_its_default(tmp_path):
+    train(tmp_path / "run", 4)
+    path = tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    del manifest["self"], manifest["settings"]["max_grad_norm"], manifest["settings"]["old_logp"]
+    path.write_text(json.dumps(manifest | {"self": fingerprint(manifest)}), encoding="utf-8")
+    changed = make_trainer(max_grad_norm=2.0)
+    with pytest.raises(CheckpointError, match=r"other settings \(max_grad_norm: 1\.0 → 2\.0\)"):
+        run(changed, 6, RunFolder.open(tmp_path / "run"), **QUICK | {"resume": True})
+    assert train(tmp_path / "run", 6)[0].step == 6
 
 
 # --- evaluating, stopping, leaving something to look at -------------------------------------------------------------
