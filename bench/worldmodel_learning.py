@@ -5,6 +5,7 @@
     python bench/worldmodel_learning.py --task reacher --actors random,group,critic --seeds 0
     python bench/worldmodel_learning.py --task image --actors random,group --seeds 0 --device cuda
     python bench/worldmodel_learning.py --task image --draw
+    python bench/worldmodel_learning.py --suite --page docs/worldmodel.md
 
 A cell is the preset `dreamer` with the task's settings, on one thread. Every so many environment steps, greedy episodes
 are played on starts that training never uses; a cell is over when their score is `--stop-at` and as many episodes on
@@ -15,7 +16,8 @@ the last twenty that were learned from. Seconds are CPU seconds of the process a
 included. `control` is the control room's preset `cartpole`, judged the same way; `random` draws every action evenly.
 Cells that are in the file already are not run again; several processes may add to one file. Writes worldmodel_NAME.json
 to bench/results or `--out`, after every look; where observations are pictures, also what the world model predicted.
-`--draw` runs nothing and makes the curves and the film of what is there.
+`--draw` runs nothing and makes the curves and the film of what is there; `--suite` neither, and prints the table of the
+tasks of the DeepMind control suite, which `--page` puts into a page with its picture.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ from grpo.app.look import FRESH
 from grpo.app.settings import flag_layer, preset_layer, resolve
 
 RESULTS = Path(__file__).parent / "results"
+SUITE = {"swingup": "cartpole-swingup", "cup": "ball_in_cup-catch", "reacher": "reacher-easy"}
+"""The tasks that share a table and a picture."""
+LOOKS = 5
+"""Looks that are averaged beside the last one: a look is twenty episodes, and a policy changes between them."""
+MARKS = ("<!-- made by bench/worldmodel_learning.py -->", "<!-- until here -->")
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"env": "CartPole-v1", "env_steps": 10_000, "stop_at": 475.0, "every": 250, "episodes": 20},
     "swingup": {"env": "dm_control/cartpole-swingup-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
@@ -222,6 +229,37 @@ def draw(cells: list[dict[str, Any]], path: Path, env: str) -> None:
     figure.savefig(path, dpi=120)
 
 
+def draw_suite(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """Greedy and drawn return of each task against decisions, a line a seed; chance is a level."""
+    from matplotlib.figure import Figure
+
+    colours = {"group": "tab:blue", "critic": "tab:orange"}
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    for row, (measure, said) in zip(
+        figure.subplots(2, len(found), sharex=True, sharey=True),
+        {"return": "greedy", "drawn": "drawn"}.items(),
+        strict=True,
+    ):
+        for axes, (task, kept) in zip(row, found.items(), strict=True):
+            for cell in kept["cells"]:
+                if cell["actor"] in colours:
+                    points = [(point["env_steps"] / 1000, point[measure]) for point in cell["curve"]]
+                    axes.plot(*zip(*points, strict=True), marker=".", lw=1.1, color=colours[cell["actor"]], alpha=0.8)
+                else:
+                    axes.axhline(cell["final"]["return"], color="black", lw=0.9, ls=":")
+            axes.grid(alpha=0.3)
+            if measure == "return":
+                axes.set_title(SUITE[task], fontsize=10)
+            else:
+                axes.set_xlabel("thousand decisions")
+        row[0].set_ylabel(f"return, {said} actions")
+    for actor, colour in colours.items():
+        figure.axes[0].plot([], [], color=colour, label=actor)
+    figure.axes[0].plot([], [], color="black", lw=0.9, ls=":", label="drawn evenly")
+    figure.axes[0].legend(fontsize=8, loc="upper left")
+    figure.savefig(path, dpi=100)
+
+
 def draw_film(path: Path) -> None:
     """What was predicted, as forecast.mp4 has it."""
     from grpo.envs.video import write_video
@@ -231,6 +269,47 @@ def draw_film(path: Path) -> None:
     with np.load(path) as kept:
         film = _film(Forecast(*(kept[name] for name in ("truth", "prediction", "error"))))
     write_video(film, path.with_suffix(".mp4"), FPS)
+
+
+def table(found: dict[str, dict[str, Any]]) -> str:
+    """Markdown: what each seed came to, on fresh starts at the end and as a mean of the last looks."""
+    looks = [f"{name}, last {LOOKS} looks" for name in ("greedy", "drawn")]
+    names = ["task", "actor", "greedy", "drawn", *looks, "decisions"]
+    lines = [f"| {' | '.join(names)} |", "|---|---|" + "--:|" * (len(names) - 2)]
+    for task, kept in found.items():
+        for actor in ("group", "critic"):
+            cells = sorted((c for c in kept["cells"] if c["actor"] == actor), key=lambda cell: int(cell["seed"]))
+            columns = [[cell["final"][name] for cell in cells] for name in ("return", "drawn")]
+            for name in ("return", "drawn"):
+                columns.append([np.mean([point[name] for point in cell["curve"][-LOOKS:]]) for cell in cells])
+            columns.append([cell["curve"][-1]["env_steps"] for cell in cells])
+            texts = [", ".join(f"{x:.0f}" for x in column) for column in columns]
+            lines.append(f"| {SUITE[task]} | {actor} | {' | '.join(texts)} |")
+        chance = [f"{cell['final']['return']:.0f}" for cell in kept["cells"] if cell["actor"] == "random"]
+        lines += [f"| {SUITE[task]} | drawn evenly | – | {x} | – | – | – |" for x in chance]
+    return "\n".join(lines) + "\n"
+
+
+def put_into(page: Path, text: str) -> None:
+    """Between the two marks of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
+    _, found, after = rest.partition(MARKS[1])
+    if not found:
+        raise SystemExit(f"{page} has no lines {MARKS[0]} and {MARKS[1]} to write between")
+    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
+def tell_suite(folder: Path, page: Path | None) -> None:
+    """The table of the control suite; into a page with its picture."""
+    files = {task: folder / f"worldmodel_{task}.json" for task in SUITE}
+    if missing := [str(path) for path in files.values() if not path.exists()]:
+        raise SystemExit(f"{missing[0]} is not there; measure it first, with --task")
+    found = {task: read(path) for task, path in files.items()}
+    print(table(found), end="")
+    if page is not None:
+        picture = page.parent / "figures" / "worldmodel-suite.png"
+        put_into(page, f"{table(found)}\n![greedy and drawn return, a line a seed](figures/{picture.name})\n")
+        draw_suite(found, picture)
 
 
 def told(cell: dict[str, Any]) -> str:
@@ -259,8 +338,13 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where results go")
     parser.add_argument("--draw", action="store_true", help="run nothing, draw what is there")
+    parser.add_argument("--suite", action="store_true", help=f"run nothing, print the table of {', '.join(SUITE)}")
+    parser.add_argument("--page", type=Path, metavar="MD", help="write that table into this page, between its marks")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the preset")
     a = parser.parse_args()
+    if a.suite:
+        tell_suite(a.out, a.page)
+        return
     chosen = a.task or "cartpole"
     for name, value in (TASKS[chosen] | {"success_above": TASKS[chosen].get("success_above")}).items():
         given = getattr(a, name)

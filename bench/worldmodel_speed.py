@@ -2,7 +2,8 @@
 
     python bench/worldmodel_speed.py --jax-python VENV/bin/python --jax-path CHECKOUT/dreamerv3 \\
         --torch-python VENV/bin/python --torch-path CHECKOUT/dreamerv3-torch
-    python bench/worldmodel_speed.py --table
+    python bench/worldmodel_speed.py --device cuda --cells 12m:vector,12m:image --out FILE …
+    python bench/worldmodel_speed.py --table --out FILE
 
 Peers: danijar/dreamerv3 in JAX (e3f0224) and NM512/dreamerv3-torch (6ef8646), each in an interpreter of its own and
 from a checkout of your own. Every implementation is a process that waits for its turn. A round gives each of them one
@@ -13,14 +14,16 @@ An update is forward, backward and optimiser step of the world model alone (16 s
 that its trainer reports: actor and critic updates, replay and environments are left out everywhere. Imagination is 1024
 futures × 15 steps without gradients: actor, prior and draws, then rewards, continuations and log-probs for all steps.
 
-What differs. The JAX peer is the same network to the last weight; it is compiled as a whole and runs in float32 here
-(its bfloat16 is for accelerators), under a newer jax than it pins. The PyTorch peer is DreamerV3's first version. Its
-memory is dense where ours is in blocks, about twice the weights in all; it is measured once more with a narrower memory
-and as many weights. Its convolutions are 4×4 and strided where ours are 5×5 at full resolution before pooling: a tenth
-of the multiplications. Its optimiser is Adam after clipping one norm, and it makes the prior inside the loop. It runs
-as shipped, which is not compiled: its `torch.compile` wraps modules whose `forward` is never called. The peers do not
-check that an update is finite. Ours paints on the small picture instead of enlarging it first (the same numbers), keeps
-freed memory as its trainer does (`grpo.worldmodel.memory`), and its recurrence takes one of the threads.
+What differs. The JAX peer is the same network to the last weight; it is compiled as a whole and computes in float32 on
+a CPU, on a GPU in its own bfloat16 where ours has TF32, under a newer jax than it pins. The PyTorch peer is DreamerV3's
+first version. Its memory is dense where ours is in blocks, about twice the weights in all; it is measured once more
+with a narrower memory and as many weights. Its convolutions are 4×4 and strided where ours are 5×5 at full resolution
+before pooling: a tenth of the multiplications. Its optimiser is Adam after clipping one norm, and it makes the prior
+inside the loop. It runs as shipped, which is not compiled (its `torch.compile` wraps modules whose `forward` is never
+called) and on a GPU means matrix products in float32, torch's default. The peers do not check that an update is
+finite. Ours paints on the small picture instead of enlarging it first (the same numbers), keeps freed memory as its
+trainer does (`grpo.worldmodel.memory`), and its recurrence takes one of the threads; without pictures, so does all of
+an update of a small model. It draws all random numbers on the CPU.
 
 Threads wait without spinning (OMP_WAIT_POLICY=PASSIVE): where others use the cores too, spinning makes two threads many
 times slower than one. CPU seconds stand beside those of the clock for the same reason.
@@ -47,15 +50,25 @@ from grpo.worldmodel.rssm import SIZES
 RESULT = Path(__file__).parent / "results" / "worldmodel_speed.json"
 PEERS = Path(__file__).parent / "peers"
 OURS = "ours"
+VARIANTS = {"cpu": ["compiled"], "cuda": ["uncompiled", "plain", "bfloat16"]}
+"""Of ours: settings that are not the default there."""
 CALLED = {
     OURS: "ours",
+    "ours_compiled": "ours, torch_compile on",
+    "ours_uncompiled": "ours, torch_compile off",
+    "ours_plain": "ours, and cuda_graphs off",
+    "ours_bfloat16": "ours, precision=bfloat16",
     "jax": "DreamerV3 (JAX)",
     "torch": "dreamerv3-torch",
     "torch_even": "dreamerv3-torch, as many weights",
 }
+PAIRS = {"ours_bfloat16": ["jax"]}
+"""Settings of ours that a peer is compared with beside the default: what computes alike."""
 SHAPES = {"batch": 16, "length": 64, "starts": 1024, "horizon": 15, "actions": 2}
 UNITS = {"update": 1, "imagine": SHAPES["starts"] * SHAPES["horizon"]}
 """What one call counts for: updates, imagined steps."""
+FIRST = 5
+"""Calls that are not counted: in them some compile, and ours records its graphs."""
 WHAT = {"update": "updates", "imagine": "imagined steps"}
 
 
@@ -70,7 +83,9 @@ class Worker:
         self.name = name
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it lives as long as the process
         limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
-        own = {"PYTHONPATH": str(PEERS.parents[1])} if name == OURS else {}
+        paths = [str(PEERS.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {"PYTHONPATH": os.pathsep.join(paths)} if name.startswith(OURS) else {}
+        own["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others need room on the same GPU
         self._process = subprocess.Popen(
             [*command],
             env={**os.environ, **limits, **own},
@@ -130,7 +145,7 @@ def _short(x: float) -> str:
 
 
 def measure(
-    workers: Sequence[Worker], cell: str, what: Sequence[str], rounds: int, turn: float
+    workers: Sequence[Worker], cell: str, what: Sequence[str], rounds: int, turn: float, device: str
 ) -> Iterator[dict[str, Any]]:
     """One model, SIZE:OBSERVATION: each operation in turns."""
     size, observation = cell.split(":")
@@ -142,7 +157,7 @@ def measure(
             continue  # most of its weights paint: as many as ours would leave it hardly any memory
         try:
             weights = built[OURS]["weights"] if OURS in built else None
-            asked = {**about, "widths": asdict(SIZES[size]), "weights": weights, **SHAPES}
+            asked = {**about, "widths": asdict(SIZES[size]), "weights": weights, "device": device, **SHAPES}
             built[worker.name] = worker.ask(cell=asked)
         except Failed as error:
             errors[worker.name] = str(error)
@@ -165,7 +180,7 @@ def in_turns(
     able, calls = [], {}
     for worker in workers:
         try:
-            worker.ask(operation=operation, calls=1)
+            worker.ask(operation=operation, calls=FIRST)
             tried = worker.ask(operation=operation, calls=1)
         except Failed as error:
             errors[worker.name] = str(error)
@@ -188,9 +203,9 @@ def rates(turns: Sequence[Mapping[str, float]], operation: str, clock: str) -> l
     return [UNITS[operation] * turn["calls"] / turn[clock] for turn in turns]
 
 
-def ratios(cell: Mapping[str, Any], peer: str, clock: str) -> list[float]:
+def ratios(cell: Mapping[str, Any], peer: str, clock: str, ours: str = OURS) -> list[float]:
     """Ours to a peer's, round by round."""
-    own, other = (rates(cell["turns"][name], cell["operation"], clock) for name in (OURS, peer))
+    own, other = (rates(cell["turns"][name], cell["operation"], clock) for name in (ours, peer))
     return [a / b for a, b in zip(own, other, strict=True)]
 
 
@@ -203,14 +218,15 @@ def table(found: Mapping[str, Any]) -> str:
     for cell in found["cells"]:
         seen = "" if cell["operation"] == "imagine" else f", {cell['observation']}"
         name = f"{cell['size']}{seen}: {WHAT[cell['operation']]}"
-        own = Spread.of(rates(cell["turns"][OURS], cell["operation"], "wall_s"))
-        for peer in cell["turns"]:
-            if peer != OURS:
-                other = Spread.of(rates(cell["turns"][peer], cell["operation"], "wall_s"))
-                by = [Spread.of(ratios(cell, peer, clock)) for clock in ("wall_s", "cpu_s")]
-                lines.append(f"| {name} | {own} | {CALLED[peer]} | {other} | {by[0]} | {by[1]} |")
+        pairs = [(OURS, peer) for peer in cell["turns"] if peer != OURS]
+        pairs += [(how, peer) for how, peers in PAIRS.items() for peer in peers if {how, peer} <= cell["turns"].keys()]
+        for ours, peer in pairs:
+            own, other = (Spread.of(rates(cell["turns"][who], cell["operation"], "wall_s")) for who in (ours, peer))
+            by = [Spread.of(ratios(cell, peer, clock, ours)) for clock in ("wall_s", "cpu_s")]
+            which = CALLED[ours].removeprefix(CALLED[OURS])
+            lines.append(f"| {name}{which} | {own} | {CALLED[peer]} | {other} | {by[0]} | {by[1]} |")
         for peer, error in cell["errors"].items():
-            lines.append(f"| {name} | {own} | {CALLED[peer]} | {error} | | |")
+            lines.append(f"| {name} | | {CALLED[peer]} | {error} | | |")
     return "\n".join(lines)
 
 
@@ -225,6 +241,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of one turn")
     parser.add_argument("--threads", type=int, default=2, help="of every implementation")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--table", action="store_true", help="print the table of --out and measure nothing")
     args = parser.parse_args()
@@ -234,9 +251,11 @@ def main() -> None:
     for cell in args.cells.split(","):
         if not re.fullmatch(rf"({'|'.join(map(re.escape, SIZES))}):(vector|image)", cell):
             parser.error(f"--cells: {cell!r} is not SIZE:vector or SIZE:image with a size of {', '.join(SIZES)}")
-    if hasattr(os, "sched_setaffinity"):  # XLA has as many threads as it sees cores
+    if args.device == "cpu" and hasattr(os, "sched_setaffinity"):  # XLA has as many threads as it sees cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     commands = {OURS: [sys.executable, str(PEERS / "dreamer_ours.py")]}
+    for how in VARIANTS[args.device]:
+        commands[f"ours_{how}"] = [*commands[OURS], how]
     for name in ("jax", "torch"):
         python, path = getattr(args, f"{name}_python"), getattr(args, f"{name}_path")
         if bool(python) != bool(path):
@@ -250,7 +269,7 @@ def main() -> None:
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     cells: list[dict[str, Any]] = []
     workers = [Worker(name, command, args.threads) for name, command in commands.items()]
-    settings = {"rounds": args.rounds, "turn_s": args.turn, "threads": args.threads, **SHAPES}
+    settings = {"rounds": args.rounds, "turn_s": args.turn, "threads": args.threads, "device": args.device, **SHAPES}
     machine = {"cpu": platform.machine(), "cores": os.cpu_count(), "load_before": load}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -259,7 +278,7 @@ def main() -> None:
             what = (
                 ["update"] if asked.split(":")[0] in dreamt else ["update", "imagine"]
             )  # no observation matters to it
-            for found in measure(workers, asked, what, args.rounds, args.turn):
+            for found in measure(workers, asked, what, args.rounds, args.turn, args.device):
                 cells.append({**found, "load_after": os.getloadavg() if load else None})
                 whole = {"settings": settings, "machine": machine, "cells": cells}
                 args.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")  # what is measured stays

@@ -82,6 +82,13 @@ SmolLM2-135M, float32.
 in its docstring. Times as fast as the peer, medians of the rounds with quartiles.
 
 {dreams}
+
+The same on one H200 (`--device cuda`), with nine other processes on the machine's other cores. Ours computes in TF32,
+or with `precision=bfloat16`; the JAX peer in its own bfloat16; dreamerv3-torch as torch's defaults have it. By CPU
+seconds ours loses to JAX: it keeps a core busy for as long as the GPU works. What the settings bring:
+[World models](worldmodel.md#on-a-gpu).
+
+{dreams_gpu}
 """
 
 GSM8K = """\
@@ -171,8 +178,9 @@ def speed() -> str:
     if (DOCS / "figures" / "scaling.png").exists():
         parts.append("![seconds of a step against group size, length and model size](figures/scaling.png)\n")
     cpu = report["cpu_tables"](_results("rollout_cpu"), _results("cpu_step"))
-    dreams = runpy.run_path(str(ROOT / "bench" / "worldmodel_speed.py"))["table"](_results("worldmodel_speed"))
-    return SPEED.format(gpu="\n".join(parts), cpu=cpu, dreams=dreams).rstrip() + "\n"
+    table = runpy.run_path(str(ROOT / "bench" / "worldmodel_speed.py"))["table"]
+    dreams, on_gpu = (table(_results(name)) for name in ("worldmodel_speed", "worldmodel_speed_gpu"))
+    return SPEED.format(gpu="\n".join(parts), cpu=cpu, dreams=dreams, dreams_gpu=on_gpu).rstrip() + "\n"
 
 
 def _results(name: str) -> dict[str, Any]:

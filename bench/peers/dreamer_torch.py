@@ -25,20 +25,21 @@ import models  # noqa: E402
 import networks  # noqa: E402
 from ruamel.yaml import YAML  # noqa: E402
 
-# Vectors are encoded on "cuda" whatever its settings say: the one thing that keeps it from running on a CPU.
-networks.MLP.__init__.__defaults__ = tuple("cpu" if x == "cuda" else x for x in networks.MLP.__init__.__defaults__)
+MLP_DEFAULTS = networks.MLP.__init__.__defaults__
 
 
 def build(cell: dict[str, Any]) -> Built:
     """Both operations."""
+    # Vectors are encoded on "cuda" whatever its settings say: the one thing that keeps it from running on a CPU.
+    networks.MLP.__init__.__defaults__ = tuple(cell["device"] if x == "cuda" else x for x in MLP_DEFAULTS)
     given = batch(cell)
     given["action"] = np.eye(cell["actions"], dtype=np.float32)[given.pop("choice")]
     shapes = {key: given[key].shape[2:] for key in ("vector", "image") if key in given}
     given.setdefault("image", np.zeros((*given["reward"].shape, 1, 1, 3), np.uint8))  # it always asks for one
     spaces = SimpleNamespace(spaces={key: SimpleNamespace(shape=shape) for key, shape in shapes.items()})
     config = settings(cell, even(cell, spaces) if sys.argv[2:] == ["even"] else cell["widths"]["deter"])
-    world = models.WorldModel(spaces, None, 0, config)
-    actor = models.ImagBehavior(config, world)
+    world = models.WorldModel(spaces, None, 0, config).to(cell["device"])
+    actor = models.ImagBehavior(config, world).to(cell["device"])
     world.requires_grad_(False)
     start = {key: x.detach()[None] for key, x in world.dynamics.initial(cell["starts"]).items()}
 
@@ -48,10 +49,19 @@ def build(cell: dict[str, Any]) -> Built:
         actor.actor(feat).log_prob(action)
         world.heads["reward"](feat).mean()
         _ = world.heads["cont"](feat).mean
+        finish()
+
+    def update() -> None:
+        world._train(given)
+        finish()
+
+    def finish() -> None:
+        if cell["device"] == "cuda":
+            torch.cuda.synchronize()
 
     return Built(
         weights=sum(x.numel() for x in world.parameters()),
-        operations={"update": lambda: world._train(given), "imagine": imagine},
+        operations={"update": update, "imagine": imagine},
     )
 
 
@@ -74,7 +84,7 @@ def settings(cell: dict[str, Any], deter: int) -> SimpleNamespace:
     keys = {"mlp_keys": "vector" if vector else "$^", "cnn_keys": "$^" if vector else "image"}
     layers = {"mlp_layers": 3, "mlp_units": widths["units"], "cnn_depth": widths["depth"], **keys}
     changed = {
-        "device": "cpu",
+        "device": cell["device"],
         "num_actions": cell["actions"],
         "dyn_hidden": widths["hidden"],
         "dyn_deter": deter,

@@ -146,4 +146,5 @@ def _serve(work: Work) -> None:
 def _ended(thread: threading.Thread, work: Work, left: threading.Event) -> None:
     left.set()
     work.put(None)
-    thread.join()
+    if thread is not threading.current_thread():  # which may be who finds that nobody wants the rest
+        thread.join()

@@ -136,6 +136,15 @@ class WorldModelConfig(GRPOConfig):
     """Of that Adam."""
     device: str = "auto"
     """cpu, cuda or mps. auto: the first of cuda, mps, cpu."""
+    cuda_graphs: bool = True
+    """Record updates of the world model and imagination once and play them again; elsewhere than on a CUDA device there
+    are no graphs."""
+    torch_compile: bool | None = None
+    """Compile a step of imagination and, on a CUDA device, what the recurrence does between its products. It takes some
+    seconds at first, on the CPU also a C++ compiler. None: on a CUDA device, without adapters."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "tf32"
+    """On a CUDA device: how exact products of float32 are there, in the whole process. bfloat16: the world model's
+    encoder, decoder and heads learn in it; all else is as with tf32."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -180,6 +189,8 @@ class WorldModelConfig(GRPOConfig):
         unless(bool(self.adapter_rank), "adapter_rank", "adapt")
         unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_warmup")
         unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_learning_rate", "pretrain")
+        if self.precision == "bfloat16":
+            unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "precision")
         unless(self.vector in ("auto", "processes"), "vector=processes", "workers", "env_timeout")
         return idle
 
@@ -205,6 +216,8 @@ def _check(config: WorldModelConfig) -> None:
     if config.adapter_rank and config.ref_sync_steps is not None:
         raise ConfigError("with adapters the reference is the agent without them, which cannot follow; leave "
                           "ref_sync_steps out")  # fmt: skip
+    if config.adapter_rank and config.torch_compile:
+        raise ConfigError("torch_compile cannot see through adapters; leave torch_compile or adapter_rank out")
     least = config.envs * (config.batch_length + 1)
     if config.replay_capacity < max(2 * least, config.prefill):
         raise ConfigError(f"replay_capacity={config.replay_capacity} is too small; at least {2 * least} and prefill")

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parametrize
 
+from grpo.worldmodel.compiled import Compiled
 from grpo.worldmodel.learner import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
+from grpo.worldmodel.recorded import Recorded, Tensors
 from grpo.worldmodel.rssm import Latent
 
 RewardFn = Callable[["Futures"], Any]
@@ -51,36 +52,54 @@ class Imagined:
         return torch.cat([torch.ones_like(reached_NH[:, :1]), reached_NH[:, :-1]], 1)
 
 
-@torch.no_grad()
-def imagine(
-    model: WorldModel, policy: ActorPolicy, start: Latent, group: int, horizon: int, random: torch.Generator
-) -> Imagined:
-    """`group` futures from each of the P states in `start`, those of one state after each other."""
-    state = start.each(lambda x: x.repeat_interleave(group, 0))
-    count, stoch = state.stoch.shape[:2]
-    uniform_HNS = torch.rand(horizon, count, stoch, generator=random).to(state.deter)
-    noise_HN = policy.actions.noise((horizon, count), random, state.deter)
-    states, actions, outs = [state], [], []
-    with parametrize.cached():  # adapters are added up once, not at every step
-        for uniform_NS, noise_N in zip(uniform_HNS, noise_HN, strict=True):
-            out_NF = policy.network(state.flat)
-            action_N = policy.actions.draw(out_NF, noise_N)
-            state = model.rssm.imagine_step(state, policy.actions.code(action_N), uniform_NS)
-            states.append(state)
+class Imagination:
+    """Futures of one actor in one world model. `compiled`: a step goes through torch.compile."""
+
+    def __init__(self, model: WorldModel, policy: ActorPolicy, compiled: bool = False, graphs: bool = True) -> None:
+        self._model, self._policy = model, policy
+        self._step = Compiled(self._next) if compiled else self._next
+        self._futures = Recorded(self._ahead, lambda: (*model.parameters(), *policy.module.parameters()), graphs)
+
+    @torch.no_grad()
+    def __call__(self, start: Latent, group: int, horizon: int, random: torch.Generator) -> Imagined:
+        """`group` futures from each of the P states in `start`, those of one state after each other."""
+        state = start.each(lambda x: x.repeat_interleave(group, 0))
+        count, stoch = state.stoch.shape[:2]
+        uniform_HNS = torch.rand(horizon, count, stoch, generator=random).to(state.deter)
+        noise_HN = self._policy.actions.noise((horizon, count), random, state.deter)
+        found = self._futures({"deter": state.deter, "stoch": state.stoch, "uniform": uniform_HNS, "noise": noise_HN})
+        latent = Latent(found.pop("deter"), found.pop("stoch"))
+        return Imagined(latent=latent, group=group, **found)
+
+    def _ahead(self, given: Tensors) -> Tensors:
+        """All steps, then what is asked of them at once."""
+        model, head = self._model, self._policy.head
+        states, actions, outs = [(given["deter"], given["stoch"])], [], []
+        # Adapters are added up at every step: `parametrize.cached` takes a copy that plays beside for its original.
+        for uniform_NS, noise_N in zip(given["uniform"], given["noise"], strict=True):
+            out_NF, action_N, *state = self._step(*states[-1], uniform_NS, noise_N)
+            states.append((state[0], state[1]))
             actions.append(action_N)
             outs.append(out_NF)
-    latent = Latent(torch.stack([s.deter for s in states], 1), torch.stack([s.stoch for s in states], 1))
-    action_NH, out_NHF = torch.stack(actions, 1), torch.stack(outs, 1)
-    led_to = latent[:, 1:].flat
-    return Imagined(
-        latent=latent,
-        action_NH=action_NH,
-        out_NHF=out_NHF,
-        logp_NH=policy.head.logp(out_NHF, action_NH),
-        reward_NH=model.reward(led_to).mean,
-        goes_on_NH=model.goes_on(led_to).mean,
-        group=group,
-    )
+        latent = Latent(*(torch.stack(part, 1) for part in zip(*states, strict=True)))
+        action_NH, out_NHF, led_to = torch.stack(actions, 1), torch.stack(outs, 1), latent[:, 1:].flat
+        return {
+            "deter": latent.deter,
+            "stoch": latent.stoch,
+            "action_NH": action_NH,
+            "out_NHF": out_NHF,
+            "logp_NH": head.logp(out_NHF, action_NH),
+            "reward_NH": model.reward(led_to).mean,
+            "goes_on_NH": model.goes_on(led_to).mean,
+        }
+
+    def _next(self, deter: Tensor, stoch: Tensor, uniform_NS: Tensor, noise_N: Tensor) -> tuple[Tensor, ...]:
+        """One step: the actor's numbers, its action, and where that leads."""
+        latent, actions = Latent(deter, stoch), self._policy.actions
+        out_NF = self._policy.network(latent.flat)
+        action_N = actions.draw(out_NF, noise_N)
+        led_to = self._model.rssm.imagine_step(latent, actions.code(action_N), uniform_NS)
+        return out_NF, action_N, led_to.deter, led_to.stoch
 
 
 # --- rewards of your own --------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from grpo.config import ConfigError
 from grpo.worldmodel.distributions import straight_through, uniform
 from grpo.worldmodel.networks import BlockLinear, Dense, blocks_of, head, mlp
+from grpo.worldmodel.pieces import PLAIN
 from grpo.worldmodel.scan import Scan, Weights, recognise, remember
 
 UPDATE_BIAS = -1.0
@@ -109,6 +110,7 @@ class RSSM(nn.Module):
     def __init__(self, embed: int, action: int, size: Size) -> None:
         super().__init__()
         self.size, deter, hidden = size, size.deter, size.hidden
+        self.pieces = PLAIN
         self.blocks = blocks_of(deter)
         latents = size.stoch * size.classes
         self.from_deter = Dense(deter, hidden, bias=False)
@@ -153,7 +155,7 @@ class RSSM(nn.Module):
         start = latent.each(lambda x: x.to(action_TBD))
         with self._exactly():
             found = Scan.apply(  # type: ignore[no-untyped-call]
-                action_TBD, embed_TBH, keep_TB1, uniform_TBS, start.deter, start.stoch, *self._weights()
+                self.pieces, action_TBD, embed_TBH, keep_TB1, uniform_TBS, start.deter, start.stoch, *self._weights()
             )
         deter, stoch, logits = (x.transpose(0, 1) for x in found)
         return Observed(Latent(deter, stoch), logits, self.prior(deter))

@@ -18,11 +18,10 @@ from torch.nn import functional as F
 
 from grpo.worldmodel.distributions import UNIMIX
 from grpo.worldmodel.networks import EPS, in_blocks, joined
+from grpo.worldmodel.pieces import Pieces
 
 SMALL = 4_000_000
 """Multiplications of a product that one thread has done before a second one has woken up."""
-
-_aten: Any = torch.ops.aten
 
 
 class Weights(NamedTuple):
@@ -73,25 +72,20 @@ def recognise(w: Weights, deter: Tensor, embed: Tensor) -> Tensor:
 
 
 class _Norm:
-    """The RMS norm, gain and SiLU of one place in the step, at all steps; `out` (T, B, …) is what it gave.
+    """The RMS norm, gain and SiLU of one place in the step, at all steps; `out` (T, B, …) is what it gave."""
 
-    The RMS of n numbers is their length / √n; here the √n goes with the gain.
-    """
-
-    def __init__(self, gain: Tensor, steps: int, batch: int) -> None:
+    def __init__(self, pieces: Pieces, gain: Tensor, steps: int, batch: int) -> None:
+        self._ahead, self._back = pieces.norm, pieces.norm_back
         self._root = gain.shape[-1] ** 0.5
         self._gain, self._least = gain * self._root, gain.shape[-1] * EPS
         self.out = gain.new_empty(steps, batch, *gain.shape)
         self._outs, self._units = self.out.unbind(0), torch.empty_like(self.out).unbind(0)
-        self._lengths: list[Tensor] = []
+        self._lengths = gain.new_empty(*self.out.shape[:-1], 1).unbind(0)
 
     def ahead(self, step: int, x: Tensor) -> Tensor:
-        """To be called once for each step, in their order."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().add_(self._least).sqrt_()
-        self._lengths.append(length)
-        unit = torch.div(x, length, out=self._units[step])
-        out: Tensor = _aten.silu.out(unit * self._gain, out=self._outs[step])
-        return out
+        """What it gives."""
+        self._ahead(x, self._gain, self._least, self._lengths[step], self._units[step], self._outs[step])
+        return self._outs[step]
 
     def turn(self) -> None:
         """Make room for the way back: the gradients of what it was given, (T, B, …), and of the gain."""
@@ -101,13 +95,8 @@ class _Norm:
 
     def back(self, step: int, grad: Tensor) -> Tensor:
         """The same backwards."""
-        unit = self._units[step]
-        grad = _aten.silu_backward(grad, unit * self._gain)
-        to_gain = grad * unit
-        self._to_gain += to_gain
-        along = to_gain.mul_(self._gain).sum(-1, keepdim=True)
-        grad = grad.mul_(self._gain).addcmul_(unit, along, value=-1)
-        return torch.div(grad, self._lengths[step], out=self._grads[step])
+        self._back(grad, self._units[step], self._lengths[step], self._gain, self._to_gain, self._grads[step])
+        return self._grads[step]
 
     @property
     def to_gain(self) -> Tensor:
@@ -121,7 +110,7 @@ def _blockwise(x_TBD: Tensor, blocks: int) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def _few_threads(weight_KIJ: Tensor, batch: int) -> Iterator[None]:
+def few_threads(weight_KIJ: Tensor, batch: int) -> Iterator[None]:
     """One thread, where products are so small that several wait for each other longer than they work."""
     before = torch.get_num_threads()
     alone = before > 1 and weight_KIJ.device.type == "cpu" and batch * weight_KIJ.numel() < SMALL
@@ -137,11 +126,11 @@ def _few_threads(weight_KIJ: Tensor, batch: int) -> Iterator[None]:
 class _Tape:
     """B sequences of T steps: what the way back needs of them. Latents are (B, C, S) here, see `shares`."""
 
-    def __init__(self, w: Weights, steps: int, deter: Tensor, stoch: Tensor) -> None:
-        batch, new, self.classes = len(deter), deter.new_empty, stoch.shape[1]
+    def __init__(self, pieces: Pieces, w: Weights, steps: int, deter: Tensor, stoch: Tensor) -> None:
+        self.pieces, batch, new, self.classes = pieces, len(deter), deter.new_empty, stoch.shape[1]
         blocks, size, _ = w.block_KII.shape
         self.w = _turned(w, self.classes)
-        norms = (_Norm(gain, steps, batch) for gain in (w.gain_2H, w.gain_D, w.gain_H))
+        norms = (_Norm(pieces, gain, steps, batch) for gain in (w.gain_2H, w.gain_D, w.gain_H))
         self.inputs, self.hidden, self.layer = norms
         self.old, self.deter = new(steps, *deter.shape), new(steps, *deter.shape)
         self.old_stoch, self.stoch, self.logits, self.probs = (new(steps, *stoch.shape) for _ in range(4))
@@ -157,12 +146,12 @@ class _Tape:
         olds, old_stochs = self.old.unbind(0), self.old_stoch.flatten(2).unbind(0)
         deters, stochs, logits = (x.unbind(0) for x in (self.deter, self.stoch, self.logits.flatten(2)))
         old_blocks, new_blocks = _blockwise(self.old, blocks), _blockwise(self.deter, blocks)
-        resets, raws, updates = (x.unbind(0) for x in self.gates.chunk(3, -1))
+        gates, candidates, every_logits, probs = (
+            x.unbind(0) for x in (self.gates, self.candidate, self.logits, self.probs)
+        )
         action, embed, keep, points = (x.unbind(0) for x in (*given[:-1], _points(given[-1], self.classes)))
-        # Whether a class lies below the point that was drawn, with one before the first that does; the last never does.
         below = torch.ones_like(stoch[:, :1]).repeat(1, self.classes + 1, 1)
         below[:, -1] = 0
-        inner, upper, lower = below[:, 1:-1], below[:, :-1], below[:, 1:]
         stoch = stoch.flatten(1)
         for t in range(len(keep)):
             old = torch.mul(deter, keep[t], out=olds[t])
@@ -173,16 +162,13 @@ class _Tape:
             torch.addmm(action[t], inputs[t], w.mix_DX.t(), out=hidden)
             hidden_KBI += torch.bmm(old_blocks[t], w.block_KII, out=mixed_KBI)
             self.hidden.ahead(t, hidden)
-            torch.baddbmm(w.gru_bias_K1J, recalled[t], w.gru_KIJ, out=self.gates[t])
-            reset, update = resets[t].sigmoid_(), updates[t].sigmoid_()
-            candidate = torch.mul(reset, raws[t], out=self.candidate[t]).tanh_()
-            torch.lerp(old_blocks[t], candidate, update, out=new_blocks[t])
+            torch.baddbmm(w.gru_bias_K1J, recalled[t], w.gru_KIJ, out=gates[t])
+            self.pieces.gate(old_blocks[t], gates[t], candidates[t], new_blocks[t])
             deter = deters[t]
             layer = self.layer.ahead(t, torch.addmm(embed[t], deter, w.posterior_HD.t()))
             torch.addmm(w.logits_bias_S, layer, w.logits_SH.t(), out=logits[t])
-            probs = torch.softmax(self.logits[t], 1, out=self.probs[t])
-            torch.le(probs.cumsum(1)[:, :-1], points[t], out=inner)
-            stoch = torch.sub(upper, lower, out=stochs[t]).flatten(1)
+            self.pieces.draw(every_logits[t], points[t], below, probs[t], stochs[t])
+            stoch = stochs[t].flatten(1)
 
     def back(self, keep_TB1: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         """The loop backwards, from the gradients of memories, latents and logits.
@@ -195,29 +181,22 @@ class _Tape:
         more_deter, more_stoch, more_logits, keep = (x.contiguous().unbind(0) for x in (*given, keep_TB1))
         to_deter, to_stoch = torch.zeros_like(more_deter[0]), torch.zeros_like(more_stoch[0])
         to_logits_TBCS, to_gates_KTBJ = torch.empty_like(self.logits), torch.empty_like(self.gates.transpose(0, 1))
-        to_gates_T, resets, raws, updates = (to_gates_KTBJ.unbind(1), *(x.unbind(0) for x in self.gates.chunk(3, -1)))
-        to_resets, to_raws, to_updates = (x.unbind(1) for x in to_gates_KTBJ.chunk(3, -1))
-        probs, candidates, olds = self.probs.unbind(0), self.candidate.unbind(0), _blockwise(self.old, blocks)
-        all_logits = to_logits_TBCS.unbind(0)
+        to_gates, gates, olds = to_gates_KTBJ.unbind(1), self.gates.unbind(0), _blockwise(self.old, blocks)
+        probs, candidates, all_logits = self.probs.unbind(0), self.candidate.unbind(0), to_logits_TBCS.unbind(0)
+        to_kept = torch.empty_like(candidates[0])
         gru_KJI, block_KII = w.gru_KIJ.transpose(1, 2), w.block_KII.transpose(1, 2)
         for t in reversed(range(len(keep))):
-            to_probs = _aten._softmax_backward_data(to_stoch + more_stoch[t], probs[t], 1, to_stoch.dtype)
-            to_logits = torch.add(more_logits[t], to_probs, alpha=1 - UNIMIX, out=all_logits[t]).flatten(1)
-            to_layer = self.layer.back(t, to_logits @ w.logits_SH)
+            self.pieces.draw_back(to_stoch, more_stoch[t], more_logits[t], probs[t], all_logits[t])
+            to_layer = self.layer.back(t, all_logits[t].flatten(1) @ w.logits_SH)
             to_new = in_blocks((to_deter + more_deter[t]).addmm_(to_layer, w.posterior_HD), blocks)
-            to_candidate = to_new * updates[t]
-            to_squashed = _aten.tanh_backward(to_candidate, candidates[t])
-            torch.mul(to_squashed, resets[t], out=to_raws[t])
-            _aten.sigmoid_backward.grad_input(to_squashed.mul_(raws[t]), resets[t], grad_input=to_resets[t])
-            to_update = (candidates[t] - olds[t]).mul_(to_new)
-            _aten.sigmoid_backward.grad_input(to_update, updates[t], grad_input=to_updates[t])
-            to_hidden = self.hidden.back(t, joined(torch.bmm(to_gates_T[t], gru_KJI)))
+            self.pieces.gate_back(to_new, gates[t], candidates[t], olds[t], to_gates[t], to_kept)
+            to_hidden = self.hidden.back(t, joined(torch.bmm(to_gates[t], gru_KJI)))
             to_seen = self.inputs.back(t, (to_hidden @ w.mix_DX).view_as(self.inputs.out[t]))
-            to_old = torch.baddbmm(to_new - to_candidate, in_blocks(to_hidden, blocks), block_KII)
+            to_old = torch.baddbmm(to_kept, in_blocks(to_hidden, blocks), block_KII)
             to_deter = joined(to_old).addmm_(to_seen[:, 0], w.deter_HD).mul_(keep[t])
             to_stoch = (to_seen[:, 1] @ w.stoch_HS).mul_(keep[t]).view_as(to_stoch)
         to_seen, to_hidden, to_layer = (norm.grad for norm in (self.inputs, self.hidden, self.layer))
-        to_gates, to_logits, old = to_gates_KTBJ.flatten(1, 2), to_logits_TBCS.flatten(2), self.old.flatten(0, 1)
+        to_gate, to_logits, old = to_gates_KTBJ.flatten(1, 2), to_logits_TBCS.flatten(2), self.old.flatten(0, 1)
         weights = Weights(
             deter_HD=_product(to_seen[:, :, 0], self.old),
             stoch_HS=_product(to_seen[:, :, 1], self.old_stoch.flatten(2)),
@@ -226,8 +205,8 @@ class _Tape:
             mix_DX=_product(to_hidden, self.inputs.out.flatten(2)),
             block_KII=torch.bmm(in_blocks(old, blocks).transpose(1, 2), in_blocks(to_hidden.flatten(0, 1), blocks)),
             gain_D=self.hidden.to_gain,
-            gru_KIJ=torch.bmm(in_blocks(self.hidden.out.flatten(0, 1), blocks).transpose(1, 2), to_gates),
-            gru_bias_K1J=to_gates.sum(1, keepdim=True),
+            gru_KIJ=torch.bmm(in_blocks(self.hidden.out.flatten(0, 1), blocks).transpose(1, 2), to_gate),
+            gru_bias_K1J=to_gate.sum(1, keepdim=True),
             posterior_HD=_product(to_layer, self.deter),
             gain_H=self.layer.to_gain,
             logits_SH=_product(to_logits, self.layer.out),
@@ -260,6 +239,7 @@ class Scan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        pieces: Pieces,
         action_TBD: Tensor,
         embed_TBH: Tensor,
         keep_TB1: Tensor,
@@ -271,8 +251,8 @@ class Scan(torch.autograd.Function):
         """Memories, latents and the posterior's logits, (T, B, …)."""
         ctx.save_for_backward(keep_TB1, *weights)  # torch then sees to it that nobody has changed them
         stoch = stoch.transpose(1, 2)
-        ctx.tape = tape = _Tape(Weights(*weights), len(action_TBD), deter, stoch)
-        with _few_threads(tape.w.gru_KIJ, len(deter)):
+        ctx.tape = tape = _Tape(pieces, Weights(*weights), len(action_TBD), deter, stoch)
+        with few_threads(tape.w.gru_KIJ, len(deter)):
             tape.ahead((action_TBD, embed_TBH, keep_TB1, uniform_TBS), deter, stoch)
         return tape.deter.detach(), tape.stoch.transpose(2, 3), tape.logits.transpose(2, 3)  # never the tape's own
 
@@ -282,10 +262,10 @@ class Scan(torch.autograd.Function):
         """Through all of it."""
         keep_TB1, *_ = ctx.saved_tensors
         to_deter, to_stoch, to_logits = grads
-        with _few_threads(ctx.tape.w.gru_KIJ, keep_TB1.shape[1]):
+        with few_threads(ctx.tape.w.gru_KIJ, keep_TB1.shape[1]):
             found = ctx.tape.back(keep_TB1, to_deter, to_stoch.transpose(2, 3), to_logits.transpose(2, 3))
         action, embed, deter, stoch, *weights = found
-        return action, embed, None, None, deter, stoch.transpose(1, 2), *weights
+        return None, action, embed, None, None, deter, stoch.transpose(1, 2), *weights
 
 
 def _product(grad_TBO: Tensor, x_TBI: Tensor) -> Tensor:

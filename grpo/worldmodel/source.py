@@ -30,7 +30,7 @@ from grpo.worldmodel.acting import Lanes
 from grpo.worldmodel.beside import Beside, Tape
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import World, judge, watch
-from grpo.worldmodel.imagine import Futures, Imagined, RewardFn, imagine, own_rewards
+from grpo.worldmodel.imagine import Futures, Imagination, Imagined, RewardFn, own_rewards
 from grpo.worldmodel.optimiser import part
 from grpo.worldmodel.policy import ActorPolicy
 from grpo.worldmodel.replay import Ratio, Replay, Sample
@@ -81,6 +81,7 @@ class WorldModelSource:
             width, units, layers = study.model.flat_width, size.units, config.actor_layers
             made = Critic(width, units, layers, config.critic_learning_rate, config.slow_rate, config.seed)
             self.critic = made.to(policy.device)
+        self._imagination = Imagination(study.model, policy, study.compiled, config.cuda_graphs)
         self.range = Range()
         self.folder: Path | None = None
         """Where the replay may keep what memory is too small for; set it before the first step."""
@@ -115,7 +116,7 @@ class WorldModelSource:
             )
         config, policy = self.config, self.policy
         random = self._generator(request.step, f"imagine/{request.attempt}")
-        imagined = imagine(self.study.model, policy, start, config.group_size, config.horizon, random)
+        imagined = self._imagination(start, config.group_size, config.horizon, random)
         judged = self._judge(imagined, request.attempt)
         weight_NH = imagined.weight_NH(config.discount)
         inputs: dict[str, Any] = {"flat": imagined.flat[:, :-1].contiguous(), "action": imagined.action_NH}
@@ -404,7 +405,9 @@ class WorldModelSource:
         self.range.value = state.values["range"]
         if self._beside is not None:
             self._beside.forget()
-        self._ahead, self._counted = state.values["ahead"], state.values["counted"]
+        # Older states do not say: they are of lockstep, where nobody plays ahead and what was played has been told.
+        told = (state.values["lanes"] or {"env_steps": 0})["env_steps"]
+        self._ahead, self._counted = state.values.get("ahead"), state.values.get("counted", told)
         self.parentless = None
         self._ratio.load_state(State(state.values["ratio"], {}))
         self._saved = state

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -13,11 +15,16 @@ from grpo.run.session import SamplesFailed
 from grpo.worldmodel.adapters import trained
 from grpo.worldmodel.learner import WorldModel
 from grpo.worldmodel.optimiser import LaProp, load_moments, moments, part
+from grpo.worldmodel.pieces import fused
+from grpo.worldmodel.recorded import Recorded, Tensors
 from grpo.worldmodel.replay import Replay, Sample
 from grpo.worldmodel.rssm import Latent
+from grpo.worldmodel.scan import few_threads
 
 MAX_NONFINITE = 3
 """Updates in a row that may be non-finite before learning stops."""
+DETER, STOCH, UNIFORM = "/deter", "/stoch", "/uniform"
+"""What an update is given, and gives back, beside a batch: no observation is called so."""
 
 
 class ModelDiverged(SamplesFailed):
@@ -25,12 +32,27 @@ class ModelDiverged(SamplesFailed):
 
 
 class Study:
-    """A world model and its optimiser."""
+    """A world model and its optimiser. On a CUDA device, updates are recorded (`graphs`) and what surrounds the
+    recurrence may learn in bfloat16 (`coarse`); `compiled`: see `pieces`.
+    """
 
-    def __init__(self, model: WorldModel, rate: float, warmup: int, frozen: bool) -> None:
-        self.model, self.frozen = model, frozen
-        tensors = list(trained(model).values())
-        self._optimiser = None if frozen or not tensors else LaProp(tensors, lr=rate, warmup=warmup)
+    def __init__(
+        self,
+        model: WorldModel,
+        rate: float,
+        warmup: int,
+        frozen: bool,
+        graphs: bool = True,
+        compiled: bool = False,
+        coarse: bool = False,
+    ) -> None:
+        self.model, self.frozen, self.compiled, self._coarse = model, frozen, compiled, coarse
+        if compiled and next(model.parameters()).is_cuda:
+            model.rssm.pieces = fused()
+        self._tensors = list(trained(model).values())
+        self._optimiser = None if frozen or not self._tensors else LaProp(self._tensors, lr=rate, warmup=warmup)
+        self._gradients = Recorded(self._differentiated, self._in_use, graphs)
+        self._step = Recorded(self._moved, self._in_use, graphs)
         self.updates, self.skipped = 0, 0
         self._in_a_row = 0
         self.metrics: dict[str, float] = {}
@@ -38,24 +60,54 @@ class Study:
 
     def update(self, sample: Sample, replay: Replay, random: torch.Generator) -> tuple[Latent, Tensor]:
         """Learn from one batch; the states it passed through, (B·T), and which of them are ends."""
-        assert self._optimiser is not None
         batch, latent = self.given(sample)
-        loss, metrics, posterior, _ = self.model.loss(batch, latent, random)
-        self._optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        grads = [p.grad for group in self._optimiser.param_groups for p in group["params"] if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(grads))
-        if math.isfinite(norm) and math.isfinite(float(loss.detach())):
-            self._optimiser.step()
+        given = batch if latent is None else {**batch, DETER: latent.deter, STOCH: latent.stoch}
+        drawn = torch.rand(*batch["is_first"].shape, self.model.size.stoch, generator=random)
+        with self._threads(len(drawn)):
+            found = self._gradients({**given, UNIFORM: drawn.to(batch["reward"].device)})
+        posterior = Latent(found.pop(DETER), found.pop(STOCH))
+        values = torch.stack([x.float() for x in found.values()]).tolist()  # the device is waited for once
+        metrics = dict(zip(found, values, strict=True))
+        if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
+            with self._threads(len(drawn)):
+                self._step()
             self.updates, self._in_a_row = self.updates + 1, 0
-            values = torch.stack([x.float() for x in metrics.values()]).tolist()  # the device is waited for once
-            self.metrics = {f"model/{name}": x for name, x in zip(metrics, values, strict=True)}
-            self.metrics["model/grad_norm"] = norm
+            self.metrics = {f"model/{name}": x for name, x in metrics.items()}
             replay.write_latents(sample.ids_BT, posterior.deter, posterior.stoch)
         else:
             self._skip()
-        self._optimiser.zero_grad()
-        return _flat(posterior.detach()), batch["is_terminal"].flatten()
+        self._clear()
+        return _flat(posterior), batch["is_terminal"].flatten()
+
+    def _threads(self, batch: int) -> AbstractContextManager[None]:
+        """Where the recurrence takes one thread, waking others for the rest gains nothing; pictures want them all."""
+        return nullcontext() if self.model.encoder.pictures else few_threads(self.model.rssm.gru.weight, batch)
+
+    def _differentiated(self, given: Tensors) -> Tensors:
+        """Gradients into every tensor's `grad`; metrics and the posterior's samples."""
+        self._clear()
+        latent = Latent(given[DETER], given[STOCH]) if DETER in given else None
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._coarse and given[UNIFORM].is_cuda):
+            loss, metrics, posterior, _ = self.model.loss(given, latent, given[UNIFORM])
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._tensors if p.grad is not None])
+        return {**metrics, "grad_norm": norm, DETER: posterior.deter.detach(), STOCH: posterior.stoch.detach()}
+
+    def _clear(self) -> None:
+        assert self._optimiser is not None
+        self._optimiser.zero_grad(set_to_none=not self._tensors[0].is_cuda)  # a recording has them where they were
+
+    def _moved(self, given: Tensors) -> Tensors:
+        assert self._optimiser is not None
+        self._optimiser.step()
+        return given
+
+    def _in_use(self) -> Iterator[Tensor]:
+        """All that an update reads and changes."""
+        yield from self.model.parameters()
+        yield from (p.grad for p in self._tensors if p.grad is not None)
+        if self._optimiser is not None:
+            yield from (x for entry in self._optimiser.state.values() for x in entry.values())
 
     @torch.no_grad()
     def remember(self, sample: Sample, random: torch.Generator) -> tuple[Latent, Tensor]:

@@ -29,6 +29,7 @@ from grpo.run.folder import FolderError, RunFolder
 from grpo.run.session import SamplesFailed
 from grpo.trainer import GRPOTrainer as Trainer
 from grpo.worldmodel.adapters import adapt
+from grpo.worldmodel.compiled import wanted
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import World
 from grpo.worldmodel.held import HeldFactory
@@ -197,8 +198,21 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, 
     device = device_of(config.device)
     moved(model, device)
     moved(policy.module, device)
-    study = Study(model, config.model_learning_rate, config.model_warmup, config.frozen_model)
-    return policy, study, view, parentless
+    return policy, _study(config, model, torch.device(device)), view, parentless
+
+
+def _study(config: WorldModelConfig, model: WorldModel, device: torch.device) -> Study:
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision != "float32"
+    return Study(
+        model,
+        config.model_learning_rate,
+        config.model_warmup,
+        config.frozen_model,
+        graphs=config.cuda_graphs,
+        compiled=not config.adapter_rank and wanted(config.torch_compile, device),
+        coarse=config.precision == "bfloat16",
+    )
 
 
 def _expect_used(config: WorldModelConfig, view: View, head: Head) -> None:

@@ -239,9 +239,10 @@ def test_killed_in_the_middle_and_resumed_is_the_same_run(tmp_path):
     """kill -9 inside a step, through the command line; then `--resume`."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     words = ["train", "dreamer", *flags, "--steps", "5", "--checkpoint-every", "2", "--evaluate-every", "2"]
-    code = "import sys, os\nfrom grpo.worldmodel import imagine, source\nreal, left = imagine.imagine, [4]\n"
+    code = "import sys, os\nfrom grpo.worldmodel.imagine import Imagination\n"
+    code += "real, left = Imagination.__call__, [4]\n"
     code += "def fatal(*a):\n    left[0] -= 1\n    return os.kill(os.getpid(), 9) if not left[0] else real(*a)\n"
-    code += "source.imagine = fatal\nfrom grpo.cli import main\nsys.exit(main(sys.argv[1:]))"
+    code += "Imagination.__call__ = fatal\nfrom grpo.cli import main\nsys.exit(main(sys.argv[1:]))"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def python(*arguments):

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -54,3 +55,48 @@ def test_a_small_cell_is_learned_judged_and_not_run_again(tmp_path, monkeypatch,
     learning.main()
     assert "CartPole-v1, group, seed 0" not in capsys.readouterr().out
     assert learning.read(tmp_path / "worldmodel_x.json")["cells"] == first
+
+
+def look(steps, greedy, drawn):
+    return {"env_steps": steps, "return": greedy, "drawn": drawn}
+
+
+def suite(folder):
+    """Files of every task: two seeds of each actor, and chance."""
+    for task in learning.SUITE:
+        for seed in (1, 0):
+            for actor, gain in (("group", 100), ("critic", 0)):
+                curve = [look(2000 * i, gain + 10 * i, gain + seed) for i in range(1, 8)]
+                ends = {"curve": curve, "final": {"return": gain + seed, "drawn": gain + 5.0}}
+                cell = {"actor": actor, "seed": seed, "settings": {}, **ends}
+                learning.keep(folder / f"worldmodel_{task}.json", {"env": task}, cell)
+        chance = {"actor": "random", "seed": 0, "settings": {}, "curve": [], "final": {"return": 3.0}}
+        learning.keep(folder / f"worldmodel_{task}.json", {"env": task}, chance)
+
+
+def test_the_suite_has_a_row_for_each_actor_with_every_seed_beside_chance(tmp_path):
+    suite(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{learning.MARKS[0]}\nold\n{learning.MARKS[1]}\nafter\n", encoding="utf-8")
+    (tmp_path / "figures").mkdir()
+    learning.tell_suite(tmp_path, page)
+    text = page.read_text(encoding="utf-8")
+    assert "| cartpole-swingup | group | 100, 101 | 105, 105 | 150, 150 | 100, 101 | 14000, 14000 |" in text
+    assert "| reacher-easy | drawn evenly | – | 3 | – | – | – |" in text
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    assert (tmp_path / "figures" / "worldmodel-suite.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_suite_that_was_not_measured_and_a_page_without_marks_say_so(tmp_path):
+    with pytest.raises(SystemExit, match=r"worldmodel_swingup\.json is not there"):
+        learning.tell_suite(tmp_path, None)
+    suite(tmp_path)
+    (tmp_path / "page.md").write_text("text", encoding="utf-8")
+    with pytest.raises(SystemExit, match="has no lines <!-- made by"):
+        learning.tell_suite(tmp_path, tmp_path / "page.md")
+
+
+def test_the_page_says_what_the_files_say():
+    found = {task: learning.read(learning.RESULTS / f"worldmodel_{task}.json") for task in learning.SUITE}
+    page = (ROOT / "docs" / "worldmodel.md").read_text(encoding="utf-8")
+    assert learning.table(found) in page, "run bench/worldmodel_learning.py --suite --page docs/worldmodel.md"

@@ -48,6 +48,14 @@ def test_the_table_has_a_row_for_each_peer_with_its_rates_and_ratio():
     assert "| dreamerv3-torch | 0.50 (0.50 – 0.50) | 4.00 (4.00 – 4.00) |" in torch
 
 
+def test_ours_in_bfloat16_stands_beside_the_peer_that_computes_in_it():
+    rows = speed.table({"cells": [cell("update", ours=turns(2, 2), ours_bfloat16=turns(1, 1), jax=turns(4, 4))]})
+    last = rows.splitlines()[-1]
+    assert last.startswith("| 1m, vector: updates, precision=bfloat16 | 2.00 (2.00 – 2.00) | DreamerV3 (JAX) | 0.50 ")
+    assert "| 4.00 (4.00 – 4.00) |" in last
+    assert "bfloat16" not in speed.table({"cells": [cell("update", ours=turns(1, 1), jax=turns(2, 2))]})
+
+
 def test_imagination_is_counted_in_steps_of_all_futures():
     assert speed.rates(turns(2), "imagine", "wall_s") == [1024 * 15]
     assert "1m: imagined steps" in speed.table({"cells": [cell("imagine", ours=turns(1, 1), jax=turns(1, 1))]})

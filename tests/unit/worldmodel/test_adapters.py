@@ -1,5 +1,6 @@
 """Fine-tuning: adapters move, everything else stays, and with the adapters off the old agent is there again."""
 
+import copy
 import shutil
 
 import pytest
@@ -122,3 +123,31 @@ def test_a_run_that_is_resumed_does_without_its_parent(run_folder, tmp_path):
 def test_what_does_not_fit_is_refused(settings, message, run_folder):
     with pytest.raises(ConfigError, match=message):
         make(**{"init_from": str(run_folder)} | settings)
+
+
+def test_a_copy_has_its_own_adapters_while_its_original_imagines(run_folder):
+    """As in acting beside learning, where a copy plays with what the agent was when it began."""
+    trainer = make(init_from=str(run_folder), adapter_rank=2, pretrain=None)
+    rssm, read = trainer.source.study.model.rssm, []
+    copied = copy.deepcopy(rssm)
+    with torch.no_grad():
+        for part in adapters(rssm):
+            part.up_OR.fill_(0.5)
+
+    def imagined():
+        return trainer.source._imagination(rssm.initial(2), 2, 3, torch.Generator().manual_seed(0)).flat
+
+    alone, own, step = imagined(), copied.from_deter.weight, rssm.imagine_step
+
+    def beside(*given):
+        """The copy is read before its original, and after."""
+        read.append(copied.from_deter.weight)
+        led_to = step(*given)
+        read.append(copied.posterior_deter.weight)
+        return led_to
+
+    rssm.imagine_step = beside
+    assert torch.equal(imagined(), alone)
+    assert len(read) == 6 and all(torch.equal(x, own) for x in read[::2])
+    assert all(torch.equal(x, copied.posterior_deter.weight) for x in read[1::2])
+    trainer.source.close()

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +20,7 @@ from grpo.run.folder import RunFolder
 from grpo.run.loop import run
 from grpo.run.session import SamplesFailed
 from grpo.worldmodel.acting import Lanes
+from grpo.worldmodel.beside import _ended
 from tests.unit.worldmodel.worlds import make, same, weights
 
 
@@ -259,6 +261,7 @@ def test_going_back_does_not_wait_for_the_round(endless):
 SCRIPT = """
 import threading
 from grpo.worldmodel.acting import Lanes
+from grpo.worldmodel.beside import _ended
 from tests.unit.worldmodel.worlds import make
 
 real, playing = Lanes.tick, threading.Event()
@@ -284,6 +287,21 @@ def test_a_script_that_is_interrupted_ends_without_the_round():
 
 
 # --- actions that are held ------------------------------------------------------------------------------------------
+
+
+def test_the_thread_may_be_the_one_that_ends_it():
+    work, outcome = SimpleQueue(), []
+
+    def ending():
+        try:
+            _ended(thread, work, threading.Event())
+        except RuntimeError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=ending)
+    thread.start()
+    thread.join()
+    assert not outcome and work.get() is None
 
 
 def test_a_held_action_is_one_decision_and_its_rewards_add_up():

@@ -8,7 +8,7 @@ import torch
 from grpo.config import ConfigError
 from grpo.core.advantages import reward_to_go
 from grpo.protocols import CollectRequest
-from grpo.worldmodel.imagine import Futures, imagine, own_rewards
+from grpo.worldmodel.imagine import Futures, Imagination, own_rewards
 from grpo.worldmodel.returns import Critic, Range, as_rewards, discounted, lambda_returns
 from grpo.worldmodel.rssm import Latent
 from tests.unit.worldmodel.worlds import generator, make
@@ -29,7 +29,7 @@ def futures(agent, count=6, group=4, horizon=7, seed=0):
     size = model.size
     one_hot = torch.eye(size.classes)[torch.randint(size.classes, (count, size.stoch), generator=generator(seed))]
     start = Latent(torch.randn(count, size.deter, generator=generator(seed)), one_hot)
-    return start, imagine(model, agent.policy, start, group, horizon, generator(3))
+    return start, Imagination(model, agent.policy)(start, group, horizon, generator(3))
 
 
 def test_the_futures_of_a_group_begin_in_one_state_and_part(agent):

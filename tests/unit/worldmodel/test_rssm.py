@@ -1,6 +1,7 @@
 """The recurrent model: the fast scan is the plain loop, resets forget, futures can be had again."""
 
 import dataclasses
+import warnings
 import weakref
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from grpo.config import ConfigError
 from grpo.worldmodel.learner import WorldModel
 from grpo.worldmodel.networks import TwoHotHead, head
+from grpo.worldmodel.pieces import PLAIN, WHOLE, fused
 from grpo.worldmodel.rssm import RSSM, SIZES, Latent, Size, size_of
 
 TINY = Size(deter=32, hidden=12, classes=5, depth=2, units=16, stoch=6)
@@ -63,8 +65,15 @@ def step_by_step(model, given):
     return deter, torch.stack([latent.stoch for latent in latents], 1), torch.stack(logits, 1), model.prior(deter)
 
 
-def test_observing_at_once_is_observing_step_by_step_with_the_same_gradients(model, given):
-    seen = scanned(model, given)
+FUSED = pytest.param(fused(), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("pieces", [PLAIN, WHOLE, FUSED], ids=["plain", "whole", "fused"])
+def test_observing_at_once_is_observing_step_by_step_with_the_same_gradients(model, given, pieces):
+    model.pieces = pieces
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "goes on without torch.compile")
+        seen = scanned(model, given)
     fast = (seen.latent.deter, seen.latent.stoch, seen.posterior_BTSC, seen.prior_BTSC)
     slow = step_by_step(model, given)
     weights = [torch.randn_like(x) for x in slow]

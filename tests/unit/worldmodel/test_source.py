@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from grpo.config import ConfigError
 from grpo.envs.make import EnvFactory
-from grpo.protocols import CollectRequest
+from grpo.protocols import CollectRequest, State
 from grpo.worldmodel.acting import EVALUATION, episode_seed
 from grpo.worldmodel.held import HeldFactory
 from grpo.worldmodel.rssm import Latent
@@ -129,6 +129,38 @@ def test_a_smaller_memory_needs_a_folder_for_the_rest():
     with pytest.raises(ConfigError, match="memory=100 needs a folder for the rest"):
         trainer.step()
     trainer.source.close()
+
+
+def older(state):
+    """The state as it was written before acting beside learning: all had been told, and nobody played ahead."""
+    source = {name: value for name, value in state.values["source"].items() if name not in ("ahead", "counted")}
+    source["lanes"] = {name: value for name, value in source["lanes"].items() if name != "failures"}
+    return State({**state.values, "source": source}, state.arrays)
+
+
+def test_an_older_checkpoint_goes_on_exactly():
+    whole, cut, again = make(), make(), make()
+    uncut = [dict(whole.step()) for _ in range(4)]
+    for _ in range(2):
+        cut.step()
+    again.load_state(older(cut.state()))
+    assert [dict(again.step()) for _ in range(2)] == uncut[2:]
+    assert same(weights(whole.policy.module), weights(again.policy.module))
+    for trainer in (whole, cut, again):
+        trainer.source.close()
+
+
+def test_an_older_checkpoint_may_go_on_beside():
+    lockstep, beside = make(), make(acting="beside")
+    for _ in range(2):
+        lockstep.step()
+    beside.load_state(older(lockstep.state()))
+    for _ in range(2):
+        one, other = lockstep.step(), beside.step()
+        for name in ("env_steps", "samples", "failed", "model/updates"):
+            assert one[name] == other[name], name
+    for trainer in (lockstep, beside):
+        trainer.source.close()
 
 
 # --- observations ---------------------------------------------------------------------------------------------------

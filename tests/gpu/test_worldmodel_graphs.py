@@ -1,0 +1,162 @@
+"""Recorded on a CUDA device: the same numbers as without, after weights moved too; what cannot be recorded goes on."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from grpo.envs.heads import make_head
+from grpo.worldmodel.imagine import Imagination
+from grpo.worldmodel.learner import WorldModel
+from grpo.worldmodel.policy import ActorPolicy, make_network
+from grpo.worldmodel.recorded import MOST, PLAIN, Recorded
+from grpo.worldmodel.replay import Sample
+from grpo.worldmodel.study import Study
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = {
+    "vectors": {"vector": (3,)},
+    "pictures": {"image": (32, 32, 3)},
+    "both": {"vector": (3,), "image": (32, 32, 3)},
+}
+ENOUGH = PLAIN + 3
+
+
+class Nowhere:
+    def write_latents(self, *_):
+        pass
+
+
+def generator(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def made(shapes, seed=0):
+    return WorldModel(shapes, 2, "0.5m", seed).cuda()
+
+
+def sample(shapes, number, batch=4, length=6):
+    random, lead = np.random.default_rng(number), (batch, length)
+    seen = {
+        key: random.normal(size=(*lead, *shape)).astype(np.float32)
+        if len(shape) == 1
+        else random.integers(0, 256, (*lead, *shape), np.uint8)
+        for key, shape in shapes.items()
+    }
+    told = {
+        "action": np.eye(2, dtype=np.float32)[random.integers(0, 2, lead)],
+        "reward": random.normal(size=lead).astype(np.float32),
+        "is_first": random.random(lead) < 0.1,
+        "is_terminal": random.random(lead) < 0.1,
+    }
+    deter, stoch = np.zeros((batch, 256), np.float32), np.zeros((batch, 32, 4), np.float32)
+    return Sample(seen | told, np.zeros(lead, np.int64), deter, stoch, online=0)
+
+
+def learned(study, shapes, updates, first=0):
+    for number in range(first, first + updates):
+        study.update(sample(shapes, number), Nowhere(), generator(number))
+
+
+def same(one, two, first):
+    """They have gone the same way from `first`: the optimiser makes whole steps of what is rounding elsewhere."""
+    ways = [torch.cat([(p - q).flatten() for p, q in zip(x.parameters(), first.parameters(), strict=True)])
+            for x in (one, two)]  # fmt: skip
+    assert (ways[0] - ways[1]).norm() < 0.1 * ways[0].norm() > 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_recorded_updates_are_those_without(kind, compiled):
+    shapes = SHAPES[kind]
+    plain = Study(made(shapes), 1e-3, 0, frozen=False, graphs=False)
+    recorded = Study(made(shapes), 1e-3, 0, frozen=False, compiled=compiled)
+    for study in (plain, recorded):
+        learned(study, shapes, 8)
+    assert len(recorded._gradients) == len(recorded._step) == 1 and not len(plain._gradients)
+    assert recorded.metrics == pytest.approx(plain.metrics, rel=2e-2, abs=1e-3)
+    same(plain.model, recorded.model, made(shapes))
+    assert plain.updates == recorded.updates == 8
+
+
+def test_a_state_is_taken_up_by_a_study_that_has_recorded():
+    shapes = SHAPES["vectors"]
+    plain, recorded = (Study(made(shapes), 1e-3, 0, frozen=False, graphs=graphs) for graphs in (False, True))
+    learned(recorded, shapes, 8)
+    learned(plain, shapes, 3)
+    recorded.load_state(plain.state())
+    for study in (plain, recorded):
+        learned(study, shapes, 8, first=3)
+    assert len(recorded._gradients) == 1 and recorded.updates == 11
+    same(plain.model, recorded.model, made(shapes))
+
+
+def test_an_update_that_is_not_finite_changes_nothing_of_what_was_recorded():
+    shapes = SHAPES["vectors"]
+    study = Study(made(shapes), 1e-3, 0, frozen=False)
+    learned(study, shapes, ENOUGH + 1)
+    before = [p.clone() for p in study.model.parameters()]
+    bad = sample(shapes, 0)
+    bad.batch["reward"][:] = np.nan
+    study.update(bad, Nowhere(), generator(0))
+    assert study.skipped == 1 and all(torch.equal(a, b) for a, b in zip(before, study.model.parameters(), strict=True))
+    learned(study, shapes, 1)
+    assert study.skipped == 1 and len(study._gradients) == 1
+
+
+SPACES = {"a choice": Discrete(2), "numbers": Box(-1.0, 1.0, (2,), np.float32)}
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_futures_are_those_without(space, compiled):
+    model, head = made(SHAPES["vectors"]), make_head(SPACES[space], "auto", -0.5, state_std=True)
+    policy = ActorPolicy(make_network(model.flat_width, 64, head, 2, 0), head)
+    policy.module.cuda()
+    plain, recorded = Imagination(model, policy, graphs=False), Imagination(model, policy, compiled)
+    start = model.rssm.initial(6)
+    kept = [recorded(start, 3, 5, generator(k)) for k in range(ENOUGH)]
+    assert len(recorded._futures) == 1
+    for k, mine in enumerate(kept):
+        other = plain(start, 3, 5, generator(k))
+        for name in ("action_NH", "logp_NH", "reward_NH", "goes_on_NH", "flat"):
+            torch.testing.assert_close(getattr(mine, name), getattr(other, name), rtol=2e-3, atol=2e-4)
+    with torch.no_grad():
+        for p in policy.module.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    mine, other = (i(start, 3, 5, generator(9)) for i in (recorded, plain))
+    torch.testing.assert_close(mine.logp_NH, other.logp_NH, rtol=2e-3, atol=2e-4)
+
+
+def test_work_that_waits_for_the_device_goes_on_unrecorded():
+    weight = torch.ones(3, device="cuda")
+    work = Recorded(lambda given: {"y": given["x"] * float(weight.sum())}, lambda: [weight])
+    x = torch.arange(3.0, device="cuda")
+    for _ in range(PLAIN):
+        work({"x": x})
+    with pytest.warns(UserWarning, match="without CUDA graphs"):
+        found = work({"x": x})
+    assert found["y"].tolist() == [0.0, 3.0, 6.0] and not len(work)
+    assert work({"x": x + 1})["y"].tolist() == [3.0, 6.0, 9.0]
+
+
+def test_shapes_have_recordings_of_their_own_and_not_too_many():
+    weight = torch.full((1,), 2.0, device="cuda")
+    work = Recorded(lambda given: {"y": given["x"] * weight}, lambda: [weight])
+    for _ in range(ENOUGH):
+        for count in range(1, MOST + 3):
+            x = torch.arange(float(count), device="cuda")
+            assert work({"x": x})["y"].tolist() == (2 * x).tolist()
+    assert len(work) == MOST
+    weight.fill_(3.0)
+    assert work({"x": torch.ones(1, device="cuda")})["y"].tolist() == [3.0]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no other device")
+def test_work_on_another_device_than_the_current_one_is_recorded_there():
+    weight = torch.full((1,), 2.0, device="cuda:1")
+    work = Recorded(lambda given: {"y": given["x"] * weight}, lambda: [weight])
+    for k in range(ENOUGH):
+        assert work({"x": torch.full((1,), float(k), device="cuda:1")})["y"].tolist() == [2.0 * k]
+    assert len(work) == 1 and torch.cuda.current_device() == 0
