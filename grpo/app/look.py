@@ -38,7 +38,8 @@ def trained(path: Path, which: str = "best") -> tuple[GRPOTrainer, checkpoint.Ch
         trainer.load_state(found.state)
     except ValueError as error:
         trainer.source.close()
-        raise ConfigError(f"{path}: {error}; a run with a model of your own is evaluated in Python") from None
+        remedy = "" if isinstance(error, ConfigError) else "; a run with a model of your own is evaluated in Python"
+        raise ConfigError(f"{path}: {error}{remedy}") from None
     return trainer, found
 
 

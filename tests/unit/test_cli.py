@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import grpo
 from grpo.app.look import trained
 from grpo.cli import main
+from grpo.config import ConfigError
 from grpo.recipes import RECIPES, table_text
 from tests.unit.run.test_sinks import fake
 
@@ -224,7 +226,7 @@ def refused(capsys, *words) -> str:
     return error
 
 
-def test_a_preset_is_trained_judged_filmed_and_exported(elsewhere, capsys):
+def test_a_preset_is_trained_judged_filmed_and_exported(elsewhere, capsys, monkeypatch):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     assert main(["train", "cartpole", "--steps", "2", "--logdir", "runs/c"]) == 0
@@ -248,6 +250,9 @@ def test_a_preset_is_trained_judged_filmed_and_exported(elsewhere, capsys):
     assert theirs.tolist() == made.source.policy.act(seen, None).recorded.tolist() and len({*theirs.tolist()}) == 2
     assert "there: 2" in refused(capsys, "eval", "runs/c", "--checkpoint", "9999")
     assert "there: 2" in refused(capsys, "export", "runs/c", "--checkpoint", "9999")
+    for error, remedy in ((ConfigError("train anew"), "train anew"), (ValueError("other weights"), "in Python")):
+        monkeypatch.setattr("grpo.control.source.ControlSource.load_state", Mock(side_effect=error))
+        assert refused(capsys, "eval", "runs/c").rstrip().endswith(remedy)
 
 
 def test_an_environment_alone_says_which_task(elsewhere):
