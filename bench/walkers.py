@@ -31,6 +31,7 @@ from typing import Any
 
 import control
 import control_peers as peers
+from pages import put_into
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "walkers.json"
@@ -65,7 +66,6 @@ EVERY, EPISODES = 10_000, 10
 SHOWN = ("ours", "start-linear", "critic", "sb3")
 THRESHOLDS = (1000, 1500)
 """Of both compared tasks; a hopper that only stands is paid some 1,000."""
-MARKS = ("<!-- made by bench/walkers.py -->", "<!-- until here -->")
 
 TASKS = {
     "hopper": peers.Task("Hopper-v5", 1000, EVERY, episodes=EPISODES, first=STARTS),
@@ -343,15 +343,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=80)
 
 
-def put_into(page: Path, text: str) -> None:
-    """Between the two marks of a page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
-    _, found, after = rest.partition(MARKS[1])
-    if not found:
-        raise SystemExit(f"{page} has no lines {MARKS[0]} and {MARKS[1]} to write between")
-    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(COMPARED), help=f"of {', '.join(TASKS)}")
@@ -381,7 +372,7 @@ def main() -> None:
     print("\n".join(tables), end="")
     if args.page:
         picture = [f"![greedy return, a line a seed](figures/{args.draw.name})\n"] if args.draw else []
-        put_into(args.page, "\n".join(tables + picture))
+        put_into(args.page, "walkers.py", "\n".join(tables + picture))
     if args.draw:
         draw(rows, args.draw)
 

@@ -35,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pages import put_into
 
 from grpo.app.builders import configs
 from grpo.app.look import FRESH
@@ -45,7 +46,6 @@ SUITE = {"swingup": "cartpole-swingup", "cup": "ball_in_cup-catch", "reacher": "
 """The tasks that share a table and a picture."""
 LOOKS = 5
 """Looks that are averaged beside the last one: a look is twenty episodes, and a policy changes between them."""
-MARKS = ("<!-- made by bench/worldmodel_learning.py -->", "<!-- until here -->")
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"env": "CartPole-v1", "env_steps": 10_000, "stop_at": 475.0, "every": 250, "episodes": 20},
     "swingup": {"env": "dm_control/cartpole-swingup-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
@@ -290,15 +290,6 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def put_into(page: Path, text: str) -> None:
-    """Between the two marks of a page."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(MARKS[0])
-    _, found, after = rest.partition(MARKS[1])
-    if not found:
-        raise SystemExit(f"{page} has no lines {MARKS[0]} and {MARKS[1]} to write between")
-    page.write_text(f"{before}{MARKS[0]}\n\n{text}\n{MARKS[1]}{after}", encoding="utf-8")
-
-
 def tell_suite(folder: Path, page: Path | None) -> None:
     """The table of the control suite; into a page with its picture."""
     files = {task: folder / f"worldmodel_{task}.json" for task in SUITE}
@@ -308,7 +299,8 @@ def tell_suite(folder: Path, page: Path | None) -> None:
     print(table(found), end="")
     if page is not None:
         picture = page.parent / "figures" / "worldmodel-suite.png"
-        put_into(page, f"{table(found)}\n![greedy and drawn return, a line a seed](figures/{picture.name})\n")
+        shown = f"![greedy and drawn return, a line a seed](figures/{picture.name})"
+        put_into(page, "worldmodel_learning.py", f"{table(found)}\n{shown}\n")
         draw_suite(found, picture)
 
 

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import pages  # noqa: E402
 import worldmodel_learning as learning  # noqa: E402
 
 
@@ -77,7 +78,7 @@ def suite(folder):
 def test_the_suite_has_a_row_for_each_actor_with_every_seed_beside_chance(tmp_path):
     suite(tmp_path)
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{learning.MARKS[0]}\nold\n{learning.MARKS[1]}\nafter\n", encoding="utf-8")
+    page.write_text(f"before\n{pages.begins('worldmodel_learning.py')}\nold\n{pages.END}\nafter\n", encoding="utf-8")
     (tmp_path / "figures").mkdir()
     learning.tell_suite(tmp_path, page)
     text = page.read_text(encoding="utf-8")
