@@ -23,7 +23,10 @@ from models import random_model  # noqa: E402
 from shapes import SHAPES  # noqa: E402
 
 from grpo.language.engines import Sampling, Tokens  # noqa: E402
-from grpo.language.engines.graphed import decoder, kernels, machine, pages, rollout  # noqa: E402
+from grpo.language.engines.cuda_graphs import blocks as pages  # noqa: E402
+from grpo.language.engines.cuda_graphs import decoder, kernels  # noqa: E402
+from grpo.language.engines.cuda_graphs import model_runner as machine  # noqa: E402
+from grpo.language.engines.cuda_graphs import scheduler as rollout  # noqa: E402
 from grpo.language.engines.inline import InlineEngine  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"

@@ -47,8 +47,8 @@ def as_folder(model: str, place: Path) -> str:
     if not model.endswith(".gguf"):
         return model
     if not (place / "config.json").exists():
-        from grpo.language import loading
         from grpo.language.config import LanguageConfig
+        from grpo.language.model import loading
 
         settings = LanguageConfig(model=model, device="cpu", dtype="bfloat16")
         made, tokenizer = loading.load_model(settings, False), loading.load_tokenizer(settings)

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo.language import head
-from grpo.language.policy import Scorer
+from grpo.language.scoring import head
+from grpo.language.scoring.policy import Scorer
 
 RESULTS = Path(__file__).parent / "results" / "head.json"
 SHAPES = [(49_152, 576, 65_536), (151_936, 2048, 16_384)]
@@ -59,7 +59,7 @@ def measure(vocabulary: int, width: int, tokens: int, repeats: int, entropy: boo
     target, w = torch.randint(vocabulary, (tokens,), device="cuda"), torch.randn(tokens, device="cuda")
 
     def one_pass(fused: bool) -> list[Tensor]:
-        with mock.patch("grpo.language.policy.fuses", return_value=fused):
+        with mock.patch("grpo.language.scoring.policy.fuses", return_value=fused):
             logp_M, entropy_M = scorer._tiled(hidden, target, entropy)
             loss = (logp_M * w).sum()
             if entropy:

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpo.language.policy import Scorer
 from grpo.language.samples import Prompt, Sample
+from grpo.language.scoring.policy import Scorer
 
 RESULTS = Path(__file__).parent / "results" / "scoring_memory.json"
 VOCABULARY, WIDTH, LAYERS = 150_000, 256, 2

@@ -263,7 +263,7 @@ def draw_suite(found: dict[str, dict[str, Any]], path: Path) -> None:
 def draw_film(path: Path) -> None:
     """What was predicted, as forecast.mp4 has it."""
     from grpo.envs.video import write_video
-    from grpo.worldmodel.learner import Forecast
+    from grpo.worldmodel.model.world_model import Forecast
     from grpo.worldmodel.show import FPS, _film
 
     with np.load(path) as kept:

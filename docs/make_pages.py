@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.app.settings import preset_names
-from grpo.language import trl
+from grpo.language.compat import trl
 from grpo.recipes import table_markdown
 
 DOCS = Path(__file__).parent
@@ -45,7 +45,7 @@ TRL = """\
 # TRL's settings
 
 What became of every field of TRL {version}'s `GRPOConfig`, its own and those it inherits, when it is given to
-`grpo.language.GRPOConfig`, in a YAML file or as a flag. The page is made from `grpo/language/trl.py` by
+`grpo.language.GRPOConfig`, in a YAML file or as a flag. The page is made from `grpo/language/compat/trl.py` by
 `docs/make_pages.py`; `grpo config --dialects` prints the words of every system.
 
 A refused field is an error with its reason, unless the value is TRL's own default, which asks for nothing. A setting

@@ -28,7 +28,7 @@ from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.samples import Prompt, Sample
 from grpo.language.source import OneAnswer
 from grpo.language.tasks import tiny_model
-from grpo.language.tools import Toolbox
+from grpo.language.turns.tools import Toolbox
 
 WITH_TOOL = 0.2
 """Share of the demonstrations that use the tool."""

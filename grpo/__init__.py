@@ -7,6 +7,8 @@ The loss itself is `from grpo.objective import objective`; its formulas are the 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from grpo.moved import install
+
 if TYPE_CHECKING:
     from grpo.config import GRPOConfig
     from grpo.experience import Experience
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from grpo.view.launch import show
 
 __version__ = "0.1.0"
+
+install()
 
 __all__ = [
     "RECIPES",

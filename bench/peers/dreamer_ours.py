@@ -18,13 +18,13 @@ from dreamer_turns import Built, batch, serve
 from gymnasium.spaces import Discrete
 
 from grpo.envs.heads import Categorical
-from grpo.worldmodel.compiled import wanted
 from grpo.worldmodel.imagine import Imagination
-from grpo.worldmodel.learner import WorldModel
+from grpo.worldmodel.model.compiled import wanted
+from grpo.worldmodel.model.learner import Study
+from grpo.worldmodel.model.rssm import Size
+from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, make_network
-from grpo.worldmodel.replay import Sample
-from grpo.worldmodel.rssm import Size
-from grpo.worldmodel.study import Study
+from grpo.worldmodel.replay.buffer import Sample
 
 RATE, WARMUP, ACTOR_LAYERS = 4e-5, 1000, 3
 """As published."""

@@ -73,8 +73,8 @@ def words(size: int) -> Any:
 
 def _smollm(asked: dict[str, Any]) -> tuple[Any, Any]:
     """The real weights, and a tokenizer that ends nothing."""
-    from grpo.language import loading
     from grpo.language.config import LanguageConfig
+    from grpo.language.model import loading
 
     settings = LanguageConfig(model=asked["source"], device="cpu", dtype=asked["dtype"])
     model, tokenizer = loading.load_model(settings, False), loading.load_tokenizer(settings)

@@ -152,8 +152,8 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
 
 def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     """Seconds of each update of all weights, kept in float32: forward, back, AdamW; tokens are those computed."""
-    from grpo.language.policy import LanguagePolicy, Scorer
     from grpo.language.samples import Prompt, Sample
+    from grpo.language.scoring.policy import LanguagePolicy, Scorer
 
     settings, device = cell["settings"], asked["device"]
     model = models.load(asked).float()

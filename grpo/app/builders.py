@@ -22,7 +22,7 @@ from grpo.run.loop import run
 from grpo.run.progress import printable
 from grpo.run.session import SamplesFailed, Summary
 from grpo.run.signals import INTERRUPTED, PREEMPTED
-from grpo.run.sinks import SinkError
+from grpo.run.trackers import SinkError
 from grpo.trainer import Diverged, GRPOTrainer, StepReport
 
 FAILED, BAD_SETTINGS = 1, 2

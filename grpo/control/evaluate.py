@@ -11,7 +11,7 @@ import gymnasium as gym
 from grpo.control.play import Episodes
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
-from grpo.envs.evaluation import Evaluation, rendered
+from grpo.envs.evaluate import Evaluation, rendered
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import stack
 from grpo.envs.video import can_show, record

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from grpo.control.chunks import Columns
-from grpo.control.mirror import mirror
 from grpo.control.networks import Network, RecurrentNetwork, tensors
+from grpo.control.numpy_policy import mirror
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
 from grpo.envs.spaces import Layout, each, flatten, leaves, take

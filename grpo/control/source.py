@@ -39,7 +39,7 @@ from grpo.control.points import until_reward
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import LIMIT, Scaling
 from grpo.control.stream import Streams
-from grpo.envs.evaluation import Evaluation
+from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import each, layout, stack, take

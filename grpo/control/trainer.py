@@ -31,15 +31,15 @@ from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.control.source import MOST_ENVS, ControlSource, World
 from grpo.dialects import translate
-from grpo.envs.evaluation import Evaluation
+from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
-from grpo.envs.frozen import FrozenActor
 from grpo.envs.heads import make_head
 from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.video import can_show
 from grpo.models import moved
 from grpo.protocols import State
+from grpo.reference import FrozenActor
 from grpo.report import StepReport
 from grpo.run.progress import SHOWN
 from grpo.run.session import SamplesFailed

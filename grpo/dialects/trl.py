@@ -1,6 +1,6 @@
 """TRL's words (every field of its GRPOConfig that is not one of ours by the same name) and EasyDeL's.
 
-`docs/trl.md` lists all of TRL's fields with what became of each; it is made from here and `grpo.language.trl`.
+`docs/trl.md` lists all of TRL's fields with what became of each; it is made from here and `grpo.language.compat.trl`.
 """
 
 from __future__ import annotations

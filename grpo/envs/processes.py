@@ -1,9 +1,9 @@
 """Copies of one environment in other processes: they run side by side, and can be killed.
 
 Member i lives in worker i mod `workers`; a worker is a process with a `SerialFleet` of its members. A call goes to all
-workers it concerns before any answer is awaited, and pictures do not travel with it (`grpo.envs.board`). A worker that
-stays in one call of an environment for longer than `timeout`, or that dies, is replaced; its members, the innocent too,
-have lost their episodes and say so until they are reset. The other workers' answers count.
+workers it concerns before any answer is awaited, and pictures do not travel with it (`grpo.envs.shared_memory`). One
+that stays in one call of an environment for longer than `timeout`, or that dies, is replaced; its members, the innocent
+too, have lost their episodes and say so until they are reset. The other workers' answers count.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from grpo.envs.board import Board, share
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, numbered, told, when
+from grpo.envs.shared_memory import Board, share
 from grpo.envs.spaces import leaves, put, zeros
 from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished, line
 

@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from grpo.language.compat.easydel import vInference
     from grpo.language.config import LanguageConfig
     from grpo.language.config import LanguageConfig as GRPOConfig
     from grpo.language.trainer import GRPOTrainer, make_trainer
-    from grpo.language.vinference import vInference
 
 __all__ = ["GRPOConfig", "GRPOTrainer", "LanguageConfig", "make_trainer", "vInference"]
 
@@ -18,7 +18,7 @@ _HOMES = {
     "LanguageConfig": ("grpo.language.config", "LanguageConfig"),
     "GRPOTrainer": ("grpo.language.trainer", "GRPOTrainer"),
     "make_trainer": ("grpo.language.trainer", "make_trainer"),
-    "vInference": ("grpo.language.vinference", "vInference"),
+    "vInference": ("grpo.language.compat.easydel", "vInference"),
 }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo.config import ConfigError
-from grpo.language.prompts import Prompts
+from grpo.language.data.prompts import Prompts
 from grpo.language.rewards.maths import extract, same
 from grpo.language.samples import Sample
 from grpo.workers import Pool

@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from grpo.language.config import LanguageConfig
+from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Completion, Engine, Sampling, Tokens
 from grpo.language.evaluate import Evaluation, evaluate
-from grpo.language.policy import LanguagePolicy
-from grpo.language.prompts import Prompts
 from grpo.language.rewards import Judgement, Rewards, spread
 from grpo.language.samples import Prompt, Sample
+from grpo.language.scoring.policy import LanguagePolicy
 from grpo.protocols import Collected, CollectRequest, Phase, State, no_phase
 from grpo.rollouts import Rollouts, Status
 

@@ -20,23 +20,24 @@ from typing import Any
 import torch
 
 from grpo.config import ConfigError
-from grpo.language import loading, output, preflight, reference
-from grpo.language.adapters import with_adapter
-from grpo.language.callbacks import Callbacks
-from grpo.language.chat import Chat, prepare_tokenizer
+from grpo.language import preflight
+from grpo.language.compat.callbacks import Callbacks
+from grpo.language.compat.easydel import vInference
 from grpo.language.config import LanguageConfig
+from grpo.language.data.chat import Chat, prepare_tokenizer
+from grpo.language.data.prompts import Prompts, load
 from grpo.language.engines import Tokens
 from grpo.language.engines.choose import make_engine
 from grpo.language.evaluate import EVALUATION, Evaluation
-from grpo.language.optimizer import RoundedAdamW
-from grpo.language.policy import LanguagePolicy, Scorer
-from grpo.language.prompts import Prompts, load
+from grpo.language.model import loading, output, reference
+from grpo.language.model.adapters import with_adapter
+from grpo.language.model.optimizer import RoundedAdamW
+from grpo.language.model.warmup import warm_start
 from grpo.language.rewards import Rewards
 from grpo.language.samples import Message
+from grpo.language.scoring.policy import LanguagePolicy, Scorer
 from grpo.language.source import PREFLIGHT, LanguageSource, OneAnswer, Player, seed_of
 from grpo.language.tasks import TASKS, TINY, built_in
-from grpo.language.vinference import vInference
-from grpo.language.warmup import warm_start
 from grpo.models import device_of
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
@@ -479,7 +480,7 @@ def _player(config: LanguageConfig, chat: Chat, tokens: Tokens, tools: Any, envi
         if "max_turns" in config.model_fields_set:
             raise ConfigError("max_turns has no effect here: it needs tools or an environment")
         return OneAnswer(tokens)
-    from grpo.language.turns import make_conversation  # here: most runs have one answer
+    from grpo.language.turns.conversation import make_conversation  # here: most runs have one answer
 
     return make_conversation(config, chat, tokens, tools or config.tools, environment or config.environment)
 

@@ -28,7 +28,7 @@ from grpo.run.lock import locked
 from grpo.run.progress import SHOWN, Progress, make_progress
 from grpo.run.session import SamplesFailed, Session, Summary
 from grpo.run.signals import StopSignals
-from grpo.run.sinks import Sink
+from grpo.run.trackers import Sink
 from grpo.trainer import GRPOTrainer, StepReport
 
 __all__ = ["SamplesFailed", "Summary", "run"]

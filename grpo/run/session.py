@@ -19,9 +19,9 @@ from grpo.run.files import Row
 from grpo.run.films import Films
 from grpo.run.folder import RunFolder, versions
 from grpo.run.memory import memory
-from grpo.run.seeding import seed_all
-from grpo.run.sinks import Mirrors
 from grpo.run.timing import time_split
+from grpo.run.trackers import Mirrors
+from grpo.seeding import seed_all
 from grpo.trainer import Diverged, GRPOTrainer, StepReport
 
 MAX_UNSAVED = 3

@@ -16,11 +16,11 @@ import torch
 from grpo.envs.fleet import Begun, EnvError, Fleet, Snapshot, Tree
 from grpo.envs.spaces import put, zeros
 from grpo.run.session import SamplesFailed
-from grpo.worldmodel.beside import Tape
-from grpo.worldmodel.learner import WorldModel
+from grpo.worldmodel.background import Tape
+from grpo.worldmodel.model.rssm import Latent
+from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
-from grpo.worldmodel.replay import Replay
-from grpo.worldmodel.rssm import Latent
+from grpo.worldmodel.replay.buffer import Replay
 from grpo.worldmodel.views import View
 
 RESETS = 5

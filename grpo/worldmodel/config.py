@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, FiniteFloat
 
 from grpo.config import ConfigError, GRPOConfig
-from grpo.worldmodel.rssm import SIZES
+from grpo.worldmodel.model.rssm import SIZES
 
 GAMMA = 0.997
 """Discount of a step where none is given: a horizon of about 333."""

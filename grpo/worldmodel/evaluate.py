@@ -10,14 +10,14 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from grpo.envs.evaluation import Evaluation, rendered
+from grpo.envs.evaluate import Evaluation, rendered
 from grpo.envs.fleet import Fleet
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import put, stack, zeros
 from grpo.envs.video import can_show, record
-from grpo.run.seeding import derive
+from grpo.seeding import derive
 from grpo.worldmodel.acting import EVALUATION, Eyes, episode_seed
-from grpo.worldmodel.learner import WorldModel
+from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
 from grpo.worldmodel.views import View
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from grpo.envs.heads import Head
 from grpo.rollouts import Rollouts, Scores, by_cost
-from grpo.worldmodel import networks
 from grpo.worldmodel.actions import Actions
-from grpo.worldmodel.adapters import switched_off, trained
+from grpo.worldmodel.model import networks
+from grpo.worldmodel.model.adapters import switched_off, trained
 
 FIRST_SCALE = 0.01
 """Of the last layer's weights at first: every action about equally likely."""

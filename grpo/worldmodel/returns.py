@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from grpo.protocols import State
-from grpo.worldmodel.networks import TwoHotHead
-from grpo.worldmodel.optimiser import LaProp, load_moments, moments, part
+from grpo.worldmodel.model.networks import TwoHotHead
+from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments, part
 
 LOW, HIGH = 0.05, 0.95
 """Percentiles that a range lies between: outliers neither stretch nor hide it."""

@@ -17,9 +17,9 @@ import torch
 
 from grpo.envs.video import write_video
 from grpo.worldmodel.imagine import Imagined
-from grpo.worldmodel.learner import Forecast
-from grpo.worldmodel.replay import Sample
-from grpo.worldmodel.study import Study
+from grpo.worldmodel.model.learner import Study
+from grpo.worldmodel.model.world_model import Forecast
+from grpo.worldmodel.replay.buffer import Sample
 
 CONTEXT = 5
 """Steps that the model sees before it goes on alone."""

@@ -19,25 +19,25 @@ import torch
 from torch import Tensor
 
 from grpo.config import ConfigError
-from grpo.envs.evaluation import Evaluation
+from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts
-from grpo.run.seeding import derive
 from grpo.run.session import SamplesFailed
+from grpo.seeding import derive
 from grpo.workers import line
 from grpo.worldmodel.acting import Lanes
-from grpo.worldmodel.beside import Beside, Tape
+from grpo.worldmodel.background import Beside, Tape
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import World, judge, watch
 from grpo.worldmodel.imagine import Futures, Imagination, Imagined, RewardFn, own_rewards
-from grpo.worldmodel.optimiser import part
+from grpo.worldmodel.model.learner import ModelDiverged, Study, choose
+from grpo.worldmodel.model.optimizer import part
+from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.policy import ActorPolicy
-from grpo.worldmodel.replay import Ratio, Replay, Sample
+from grpo.worldmodel.replay.buffer import Ratio, Replay, Sample
 from grpo.worldmodel.returns import Critic, Range, as_rewards, discounted, lambda_returns
-from grpo.worldmodel.rssm import Latent
 from grpo.worldmodel.show import leave_forecast, leave_groups, leave_strips
-from grpo.worldmodel.study import ModelDiverged, Study, choose
 from grpo.worldmodel.views import VECTOR, View
 
 MOST_SEEN = 8

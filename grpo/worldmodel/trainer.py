@@ -15,30 +15,30 @@ import gymnasium as gym
 import torch
 
 from grpo.config import ConfigError
-from grpo.envs.evaluation import Evaluation
+from grpo.envs.action_repeat import HeldFactory
+from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
-from grpo.envs.frozen import FrozenActor
 from grpo.envs.heads import Head, make_head
 from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
 from grpo.models import device_of, moved
 from grpo.protocols import Reference
+from grpo.reference import FrozenActor
 from grpo.report import StepReport
 from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
 from grpo.run.session import SamplesFailed
 from grpo.trainer import GRPOTrainer as Trainer
-from grpo.worldmodel.adapters import adapt
-from grpo.worldmodel.compiled import wanted
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import World
-from grpo.worldmodel.held import HeldFactory
 from grpo.worldmodel.imagine import RewardFn
-from grpo.worldmodel.learner import WorldModel
-from grpo.worldmodel.optimiser import part
+from grpo.worldmodel.model.adapters import adapt
+from grpo.worldmodel.model.compiled import wanted
+from grpo.worldmodel.model.learner import Study
+from grpo.worldmodel.model.optimizer import part
+from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, WithoutAdapters, make_network
 from grpo.worldmodel.source import WorldModelSource
-from grpo.worldmodel.study import Study
 from grpo.worldmodel.views import DrawnFactory, View
 
 Env = str | Callable[[], gym.Env[Any, Any]]

@@ -18,7 +18,7 @@ from grpo.envs.fleet import EnvError, Tree
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import Layout, Numbers, Picture, flatten, layout, leaf
 from grpo.envs.video import frames_of
-from grpo.worldmodel.networks import DOWN
+from grpo.worldmodel.model.networks import DOWN
 
 VECTOR, IMAGE = "vector", "image"
 

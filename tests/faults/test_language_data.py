@@ -7,8 +7,8 @@ from datasets import Dataset, DatasetDict
 from tokenizers import pre_tokenizers
 
 from grpo.config import ConfigError
-from grpo.language.chat import Chat
-from grpo.language.prompts import Prompts, load, read_rows
+from grpo.language.data.chat import Chat
+from grpo.language.data.prompts import Prompts, load, read_rows
 from tests.unit.language.tiny import tiny_tokenizer
 
 

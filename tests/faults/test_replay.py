@@ -15,8 +15,8 @@ from grpo.config import ConfigError
 from grpo.run import checkpoint
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
-from grpo.worldmodel.records import ReplayError
-from grpo.worldmodel.replay import Replay
+from grpo.worldmodel.replay.buffer import Replay
+from grpo.worldmodel.replay.records import ReplayError
 from tests.unit.worldmodel.test_replay import TICKS, made, onehot, play, same, step_of, steps_of
 
 

@@ -16,7 +16,7 @@ from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
 from grpo.run.loop import SamplesFailed, run
 from grpo.worldmodel import acting
-from grpo.worldmodel.study import ModelDiverged
+from grpo.worldmodel.model.learner import ModelDiverged
 from tests.faults import envs
 from tests.faults.envs import SEEDS
 from tests.unit.worldmodel.worlds import SMALL, make, same, weights

@@ -216,7 +216,7 @@ def test_the_host_waits_for_marks_and_results_only():
     engine, asked = InlineEngine(model, Tokens(None, frozenset(range(20, 24)), 0)), prompts(16, 60)
     for _ in range(2):
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64))
-    from grpo.language.engines.graphed.rollout import Rollout
+    from grpo.language.engines.cuda_graphs.scheduler import Rollout
 
     plain, waits = Rollout._chunk, []
 

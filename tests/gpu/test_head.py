@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 import torch
 
-from grpo.language import head
-from grpo.language.head import log_probs
-from grpo.language.policy import Scorer
+from grpo.language.scoring import head
+from grpo.language.scoring.head import log_probs
+from grpo.language.scoring.policy import Scorer
 from tests.unit.language.tiny import tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -61,7 +61,7 @@ def test_the_definition_s_values_and_gradients(vocabulary, dtype, tile):
 
 def test_a_gradient_is_not_written_where_logits_are_still_read():
     """The narrower gradient lies over the logits: the same numbers every time, and those of one that is as wide."""
-    from grpo.language.head_kernels import differentiate, room_for, summarise
+    from grpo.language.scoring.kernels.head import differentiate, room_for, summarise
 
     random = torch.Generator("cuda").manual_seed(1)
     logits = 3 * torch.randn(512, 151_936, generator=random, device="cuda")
@@ -115,7 +115,7 @@ def test_the_plain_path_s_numbers(trained, autocast):
         mine = leaves(hidden) + ([model.lm_head.weight] if trained else [])
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             assert head.fuses(model.lm_head, hidden)
-            with mock.patch("grpo.language.policy.fuses", return_value=fused):
+            with mock.patch("grpo.language.scoring.policy.fuses", return_value=fused):
                 out = scorer._tiled(mine[0], target, True)
                 found.append([*out, *pulled(out, weights, mine)])  # here: the plain path computes its tiles again
     assert len(found[0]) == 3 + trained

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo.language import GRPOConfig, GRPOTrainer
-from grpo.language.policy import Scorer
+from grpo.language.scoring.policy import Scorer
 from tests.unit.language.functions import digits
 from tests.unit.language.test_policy import samples
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from grpo.language import policy
-from grpo.language.layout import KEEP
-from grpo.language.policy import Scorer
+from grpo.language.scoring import policy
+from grpo.language.scoring.decoder_layout import KEEP
+from grpo.language.scoring.policy import Scorer
 from tests.gpu.test_language import make
 from tests.unit.language.families import FUSED, family
 from tests.unit.language.test_segments import samples

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from grpo.language import segments
-from grpo.language.policy import Scorer
-from grpo.language.segments import Segments, attend
+from grpo.language.scoring import segments
+from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.segments import Segments, attend
 from tests.gpu.test_language import make
 from tests.unit.language.families import family
 from tests.unit.language.test_segments import plain_backward, plain_forward, samples

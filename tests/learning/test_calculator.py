@@ -10,7 +10,7 @@ import torch
 
 from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.tasks import tiny_model, tiny_tokenizer
-from grpo.language.tools import Toolbox, parse_calls
+from grpo.language.turns.tools import Toolbox, parse_calls
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "calculator.json"

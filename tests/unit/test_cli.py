@@ -15,7 +15,7 @@ from grpo.app.look import trained
 from grpo.cli import main
 from grpo.config import ConfigError
 from grpo.recipes import RECIPES, table_text
-from tests.unit.run.test_sinks import fake
+from tests.unit.run.test_trackers import fake
 
 ROOT = Path(__file__).parents[2]
 

@@ -25,10 +25,10 @@ from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
 from grpo.language.engines.linears import laid_out
 from grpo.language.engines.sampling import StopTexts, draw, uniforms
-from grpo.language.head import unrounded
+from grpo.language.scoring.head import unrounded
 
 if TYPE_CHECKING:
-    from grpo.language.engines.graphed.machine import Machine
+    from grpo.language.engines.cuda_graphs.model_runner import Machine
 
 TOKENS_AT_A_TIME = 16_384
 """Of prompts in one pass: enough to keep a GPU busy, and little memory."""
@@ -102,7 +102,7 @@ class InlineEngine:
         with evaluating(self.model), unrounded(_head(self.model)):
             machine = self._graphed(max(map(len, prompts)) + max(room))
             if machine is not None:
-                from grpo.language.engines.graphed.rollout import Rollout
+                from grpo.language.engines.cuda_graphs.scheduler import Rollout
 
                 yield from Rollout(machine, prompts, room, count, sampling, seeds, self.rows_at_a_time)()
                 return
@@ -121,8 +121,8 @@ class InlineEngine:
         try:
             if importlib.util.find_spec("triton") is None:
                 raise ImportError("there is no triton; pip install triton")
-            from grpo.language.engines.graphed.machine import Machine
-            from grpo.language.layout import Unsupported
+            from grpo.language.engines.cuda_graphs.model_runner import Machine
+            from grpo.language.scoring.decoder_layout import Unsupported
         except ImportError as reason:
             self._without_graphs(str(reason))
             return None

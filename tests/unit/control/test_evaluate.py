@@ -9,7 +9,7 @@ import pytest
 from grpo.control import GRPOTrainer
 from grpo.control.evaluate import Player, watch
 from grpo.control.groups import EVALUATION, seeds
-from grpo.envs.evaluation import Evaluation, interval, rendered
+from grpo.envs.evaluate import Evaluation, interval, rendered
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory
 from tests.faults import envs

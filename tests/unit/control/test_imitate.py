@@ -9,7 +9,7 @@ from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
 from grpo.control.groups import EXPERT, seeds
 from grpo.control.imitate import _rows, read, shown_by, write
-from grpo.envs.evaluation import share_interval
+from grpo.envs.evaluate import share_interval
 from grpo.envs.fleet import EnvError
 from grpo.envs.heads import make_head
 from tests.unit.control.reach import Reach

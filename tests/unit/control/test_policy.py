@@ -10,9 +10,9 @@ from torch import nn
 from grpo.control import GRPOTrainer
 from grpo.control.networks import make_network
 from grpo.control.policy import ActorPolicy
-from grpo.envs.frozen import FrozenActor
 from grpo.envs.heads import make_head
 from grpo.protocols import CollectRequest
+from grpo.reference import FrozenActor
 
 VECTOR = gs.Box(-1, 1, (3,), np.float32)
 ACTIONS = {

@@ -14,7 +14,7 @@ from PIL import Image
 from grpo.envs import video
 from grpo.envs.fleet import EnvError
 from grpo.envs.video import can_show, draw_off_screen, frames_of, record, write_video
-from grpo.run.sinks import moving_picture
+from grpo.run.trackers import moving_picture
 
 
 @pytest.fixture

@@ -6,8 +6,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from grpo.language import head_kernels, layer_kernels
-from grpo.language.engines.graphed import choosing, kernels
+from grpo.language.engines.cuda_graphs import kernels
+from grpo.language.engines.cuda_graphs import sampler as choosing
+from grpo.language.scoring.kernels import head as head_kernels
+from grpo.language.scoring.kernels import layers as layer_kernels
 
 FLOATS = {"scale", "softcap", "eps", "temperature", "penalty", "top_p", "min_p"}
 TYPES = {

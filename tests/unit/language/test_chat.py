@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.language.chat import Chat, check_prefixes, prepare_tokenizer
+from grpo.language.data.chat import Chat, check_prefixes, prepare_tokenizer
 from tests.unit.language.tiny import TEMPLATE, tiny_tokenizer
 
 USER = {"role": "user", "content": "hi"}

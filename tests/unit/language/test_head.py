@@ -14,10 +14,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:All-NaN slice:RuntimeWarning"),
 ]
 
-from grpo.language import head, head_kernels, policy  # noqa: E402
-from grpo.language.head import log_probs, summaries  # noqa: E402
-from grpo.language.policy import Scorer  # noqa: E402
 from grpo.language.samples import Prompt, Sample  # noqa: E402
+from grpo.language.scoring import head, policy  # noqa: E402
+from grpo.language.scoring.head import log_probs, summaries  # noqa: E402
+from grpo.language.scoring.kernels import head as head_kernels  # noqa: E402
+from grpo.language.scoring.policy import Scorer  # noqa: E402
 from tests.unit.language.tiny import tiny_model  # noqa: E402
 
 TOKENS, VOCABULARY, WIDTH = 7, 83, 12

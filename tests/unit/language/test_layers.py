@@ -5,12 +5,12 @@ import torch
 
 pytest.importorskip("triton", reason="kernels need triton, which is there for Linux")
 
-from grpo.language import layer_kernels as kernels
-from grpo.language import segments
-from grpo.language.layers import Layers, _one_memory
-from grpo.language.layout import KEEP, Unsupported
-from grpo.language.packing import lay_out
-from grpo.language.policy import Scorer
+from grpo.language.scoring import segments
+from grpo.language.scoring.decoder_layout import KEEP, Unsupported
+from grpo.language.scoring.kernels import layers as kernels
+from grpo.language.scoring.layers import Layers, _one_memory
+from grpo.language.scoring.packing import lay_out
+from grpo.language.scoring.policy import Scorer
 from tests.unit.language.families import FUSED, family
 from tests.unit.language.test_segments import plain_backward, plain_forward, samples
 from tests.unit.language.tiny import tiny_model

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.language import loading
-from grpo.language.chat import Chat, prepare_tokenizer
 from grpo.language.config import LanguageConfig
+from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.engines import Sampling
 from grpo.language.engines.inline import InlineEngine
+from grpo.language.model import loading
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
 

@@ -7,7 +7,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer
-from grpo.language.optimizer import RoundedAdamW, rounded
+from grpo.language.model.optimizer import RoundedAdamW, rounded
 from tests.unit.language.functions import digits
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 

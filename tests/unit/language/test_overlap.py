@@ -13,8 +13,8 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer
-from grpo.language.chat import prepare_tokenizer
 from grpo.language.config import LanguageConfig
+from grpo.language.data.chat import prepare_tokenizer
 from grpo.language.engines import Completion, Sampling, in_groups
 from grpo.language.engines.hf import HFEngine
 from grpo.language.rewards import Rewards

@@ -4,10 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Cohere2Config, Gemma2Config, GPT2Config, GraniteConfig, Qwen3Config
 
-from grpo.language import policy as policy_module
-from grpo.language.packing import fill, lay_out
-from grpo.language.policy import LanguagePolicy, Scorer, without_dropout
 from grpo.language.samples import Prompt, Sample
+from grpo.language.scoring import policy as policy_module
+from grpo.language.scoring.packing import fill, lay_out
+from grpo.language.scoring.policy import LanguagePolicy, Scorer, without_dropout
 from tests.unit.language.tiny import tiny_model
 
 SHAPE = {

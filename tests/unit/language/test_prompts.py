@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from grpo.config import ConfigError
-from grpo.language.chat import Chat
-from grpo.language.prompts import Prompts, load, read_rows
+from grpo.language.data.chat import Chat
+from grpo.language.data.prompts import Prompts, load, read_rows
 from grpo.language.samples import Prompt
 from tests.unit.language.tiny import tiny_tokenizer
 

@@ -5,10 +5,10 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from grpo.config import ConfigError
-from grpo.language import reference
-from grpo.language.adapters import merged, with_adapter
 from grpo.language.config import LanguageConfig
-from grpo.language.policy import LanguagePolicy, Scorer
+from grpo.language.model import reference
+from grpo.language.model.adapters import merged, with_adapter
+from grpo.language.scoring.policy import LanguagePolicy, Scorer
 from grpo.rollouts import Rollouts
 from tests.unit.language.test_policy import samples
 from tests.unit.language.tiny import tiny_model

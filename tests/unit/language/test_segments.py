@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.language import segments
-from grpo.language.packing import fill, lay_out
-from grpo.language.policy import Scorer
 from grpo.language.samples import Prompt, Sample
-from grpo.language.segments import Segments, attend
+from grpo.language.scoring import segments
+from grpo.language.scoring.packing import fill, lay_out
+from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.segments import Segments, attend
 from tests.unit.language.families import family
 from tests.unit.language.tiny import tiny_model
 

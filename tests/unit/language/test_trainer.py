@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 import grpo.language
 from grpo.config import ConfigError
-from grpo.language import GRPOConfig, GRPOTrainer, policy, vInference
-from grpo.language.reference import AdapterOff, FrozenAdapter, FrozenCopy
+from grpo.language import GRPOConfig, GRPOTrainer, vInference
+from grpo.language.model.reference import AdapterOff, FrozenAdapter, FrozenCopy
+from grpo.language.scoring import policy
 from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
 from tests.unit.language.functions import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from grpo.config import ConfigError
+from grpo.language.compat.trl import FIELDS, table_markdown
 from grpo.language.config import LanguageConfig
-from grpo.language.trl import FIELDS, table_markdown
 
 TOLD = json.loads((Path(__file__).parent / "data" / "trl_1_16_fields.json").read_text(encoding="utf-8"))
 DEFAULTS = TOLD["fields"]

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.language.chat import Chat, prepare_tokenizer
 from grpo.language.config import LanguageConfig
+from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.engines import Completion, Sampling
 from grpo.language.engines.inline import InlineEngine
-from grpo.language.policy import Scorer
 from grpo.language.samples import Prompt
-from grpo.language.tools import LONGEST, Call, Toolbox, parse_calls
-from grpo.language.turns import Conversation, make_conversation
+from grpo.language.scoring.policy import Scorer
+from grpo.language.turns.conversation import Conversation, make_conversation
+from grpo.language.turns.tools import LONGEST, Call, Toolbox, parse_calls
 from tests.unit.language.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()

@@ -13,7 +13,7 @@ from grpo.run.budget import FailureBudget
 from grpo.run.checkpoint import CheckpointError, fingerprint
 from grpo.run.folder import RunFolder
 from grpo.run.lock import Busy, locked
-from grpo.run.seeding import derive, seed_all
+from grpo.seeding import derive, seed_all
 from tests.faults.tiny import QUICK, make_folder, make_trainer, run, train
 
 

@@ -8,8 +8,8 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.protocols import CollectRequest
-from grpo.worldmodel.adapters import adapt, adapters, switched_off, trained
-from grpo.worldmodel.networks import head, mlp
+from grpo.worldmodel.model.adapters import adapt, adapters, switched_off, trained
+from grpo.worldmodel.model.networks import head, mlp
 from tests.unit.worldmodel.worlds import make, same, weights
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.worldmodel.compiled import Compiled, wanted
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.imagine import Imagination
+from grpo.worldmodel.model.compiled import Compiled, wanted
 from grpo.worldmodel.recorded import Recorded
 from tests.unit.worldmodel.worlds import make
 

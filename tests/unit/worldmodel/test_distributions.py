@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from grpo.worldmodel import distributions as d
+from grpo.worldmodel.model import distributions as d
 
 
 def test_symexp_undoes_symlog():

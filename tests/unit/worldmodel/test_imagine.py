@@ -9,8 +9,8 @@ from grpo.config import ConfigError
 from grpo.core.advantages import reward_to_go
 from grpo.protocols import CollectRequest
 from grpo.worldmodel.imagine import Futures, Imagination, own_rewards
+from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.returns import Critic, Range, as_rewards, discounted, lambda_returns
-from grpo.worldmodel.rssm import Latent
 from tests.unit.worldmodel.worlds import generator, make
 
 GAMMA = 0.9

@@ -8,7 +8,7 @@ import pytest
 
 FAULTS = """
 import resource, sys, torch
-from grpo.worldmodel.memory import keep_freed
+from grpo.worldmodel.model.memory import keep_freed
 assert sys.argv[1] == "as_it_is" or keep_freed()
 faults = []
 for _ in range(8):

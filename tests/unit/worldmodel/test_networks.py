@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.worldmodel.networks import BlockLinear, Decoder, Dense, Encoder, TwoHotHead, blocks_of, head, mlp
+from grpo.worldmodel.model.networks import BlockLinear, Decoder, Dense, Encoder, TwoHotHead, blocks_of, head, mlp
 
 
 @pytest.fixture(autouse=True)

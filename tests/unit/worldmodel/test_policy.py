@@ -6,11 +6,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from grpo.envs.frozen import FrozenActor
 from grpo.envs.heads import make_head
 from grpo.experience import Experience
 from grpo.objective import objective
 from grpo.protocols import CollectRequest
+from grpo.reference import FrozenActor
 from grpo.worldmodel.actions import Actions
 from grpo.worldmodel.policy import ActorPolicy, make_network
 from tests.unit.worldmodel.worlds import generator, make, same, weights

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.protocols import State
-from grpo.worldmodel.replay import Ratio, Replay
+from grpo.worldmodel.replay.buffer import Ratio, Replay
 
 LATENT = (3, 2, 4)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.worldmodel.learner import WorldModel
-from grpo.worldmodel.networks import TwoHotHead, head
-from grpo.worldmodel.pieces import PLAIN, WHOLE, fused
-from grpo.worldmodel.rssm import RSSM, SIZES, Latent, Size, size_of
+from grpo.worldmodel.model.networks import TwoHotHead, head
+from grpo.worldmodel.model.pieces import PLAIN, WHOLE, fused
+from grpo.worldmodel.model.rssm import RSSM, SIZES, Latent, Size, size_of
+from grpo.worldmodel.model.world_model import WorldModel
 
 TINY = Size(deter=32, hidden=12, classes=5, depth=2, units=16, stoch=6)
 B, T, EMBED, ACTION = 3, 7, 9, 2

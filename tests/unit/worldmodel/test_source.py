@@ -6,12 +6,12 @@ import torch
 from gymnasium import spaces
 
 from grpo.config import ConfigError
+from grpo.envs.action_repeat import HeldFactory
 from grpo.envs.make import EnvFactory
 from grpo.protocols import CollectRequest, State
 from grpo.worldmodel.acting import EVALUATION, episode_seed
-from grpo.worldmodel.held import HeldFactory
-from grpo.worldmodel.rssm import Latent
-from grpo.worldmodel.study import ModelDiverged, choose
+from grpo.worldmodel.model.learner import ModelDiverged, choose
+from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.views import DrawnFactory, View
 from tests.unit.worldmodel.worlds import make, same, weights
 

@@ -1,0 +1,1 @@
+"""What users of TRL and EasyDeL hand over."""

@@ -1,0 +1,130 @@
+"""What a row's columns mean: which one is the prompt, which one the answer, and what else reward functions get."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo.config import ConfigError
+from grpo.language.data.rows import Row
+from grpo.language.samples import Message
+
+PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input", "text")
+ANSWER_COLUMNS = ("answer", "solution", "reference_answer", "reference", "ground_truth")
+FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+"""{column}, or a doubled brace; braces that hold anything else (\\boxed{}) are text."""
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The chosen columns of a data set."""
+
+    names: tuple[str, ...]
+    prompt: str = "prompt"
+    answer: str | None = None
+    after: str | None = None
+    """The answer is what follows this mark."""
+    template: str | None = None
+    """The prompt is made of several columns."""
+
+    @classmethod
+    def choose(
+        cls,
+        names: Sequence[str],
+        place: str,
+        prompt: str | None = None,
+        answer: str | None = None,
+        after: str | None = None,
+        template: str | None = None,
+    ) -> Columns:
+        """Those that were asked for, else the known ones."""
+        there = ", ".join(names)
+        for column, setting in ((prompt, "prompt_column"), (answer, "answer_column")):
+            if column is not None and column not in names:
+                raise ConfigError(f"{place}: no column {column}; found {there} — set {setting} to one of them")
+        chosen = prompt or next((name for name in PROMPT_COLUMNS if name in names), "prompt")
+        if chosen not in ("prompt", prompt) and template is None:
+            warnings.warn(f"{place}: {chosen} is taken as the prompt; set prompt_column for another", stacklevel=3)
+        answer = answer or next((name for name in ANSWER_COLUMNS if name in names), None)
+        if after is not None and answer is None:
+            raise ConfigError(f"{place}: answer_after needs an answer; found {there} — set answer_column")
+        columns = cls(tuple(names), chosen, answer, after, template)
+        if template is not None and (unknown := sorted(columns.wanted - set(names))):
+            raise ConfigError(
+                f"prompt_template: no column {unknown[0]}; found {there} — double the braces that are meant as text"
+            )
+        return columns
+
+    @property
+    def wanted(self) -> set[str]:
+        """Columns that a prompt is made of."""
+        return {self.prompt} if self.template is None else {name for name in FIELD.findall(self.template) if name}
+
+    def prompt_of(self, row: Row, place: str) -> str | list[Message]:
+        """The prompt, checked: text, or messages."""
+        if self.template is not None:
+            return _readable(FIELD.sub(lambda field: self._filled(row, field, place), self.template), place)
+        prompt = row.get(self.prompt)
+        if prompt is None:
+            found = [name for name, value in row.items() if value is not None]
+            remedy = next((name for name in PROMPT_COLUMNS if name in found), "…")
+            told = f"missing {self.prompt}; found {', '.join(found) or 'nothing'}"
+            raise ConfigError(f"{place}: {told} — set prompt_column={remedy}, or give the row a {self.prompt}")
+        if isinstance(prompt, str):
+            return _readable(prompt, place)
+        if not isinstance(prompt, Sequence) or not all(isinstance(message, Mapping) for message in prompt):
+            kind = type(prompt).__name__
+            raise ConfigError(f"{place}: {self.prompt} is of type {kind}; a prompt is text or a list of messages")
+        if not prompt:
+            raise ConfigError(f"{place}: {self.prompt} holds no messages")
+        return [_message(message, f"{place}: {self.prompt}[{i}]") for i, message in enumerate(prompt)]
+
+    def rest_of(self, row: Row, place: str) -> dict[str, Any]:
+        """What reward functions get by name: every column but `prompt`, and the answer as `answer`."""
+        rest = {name: row.get(name) for name in self.names if name != "prompt"}
+        if self.answer is None:
+            return rest
+        answer = row.get(self.answer)
+        if self.after is not None and answer is not None:
+            rest["answer_full"] = answer
+            _, mark, answer = str(answer).rpartition(self.after)
+            if not mark:
+                raise ConfigError(f"{place}: {self.answer} holds no {self.after!r}; set answer_after to its own mark")
+            answer = THOUSANDS.sub("", answer.strip())
+        return rest | {"answer": answer}
+
+    def _filled(self, row: Row, field: re.Match[str], place: str) -> str:
+        if not field[1]:
+            return field[0][0]
+        if row.get(field[1]) is None:
+            raise ConfigError(f"{place}: missing {field[1]}, which prompt_template asks for")
+        return str(row[field[1]])
+
+
+def _message(message: Mapping[str, Any], place: str) -> Message:
+    """A message with its content as one text, without the empty keys that Arrow adds."""
+    message = {key: value for key, value in message.items() if value is not None}
+    content = message.get("content", "" if message.get("tool_calls") else None)
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        if all(isinstance(part, str) for part in parts):
+            content = "".join(map(str, parts))
+    if not isinstance(content, str):
+        kind = "missing" if content is None else f"of type {type(content).__name__}"
+        raise ConfigError(f"{place}: content is {kind}; it must be text")
+    if not isinstance(message.get("role"), str):
+        raise ConfigError(f"{place}: no role; a message is {{'role': 'user', 'content': …}}")
+    return message | {"content": _readable(content, place)}
+
+
+def _readable(text: str, place: str) -> str:
+    """Refuse what no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{place}: a lone surrogate at character {error.start}; repair the text") from None
+    return text

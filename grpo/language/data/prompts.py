@@ -1,0 +1,269 @@
+"""A data set as prompts: rendered, measured, and handed out in an order that follows from (seed, step).
+
+rows.py      where rows come from: files, folders, the hub
+columns.py   what their columns mean
+stream.py    those that can only be read in order; they alone have a position to keep
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+
+from grpo.config import ConfigError
+from grpo.language.data.chat import Chat
+from grpo.language.data.columns import Columns
+from grpo.language.data.rows import Row, Rows, load, read_rows
+from grpo.language.data.stream import Position, Stream
+from grpo.language.samples import Prompt
+
+__all__ = ["Prompts", "Rows", "load", "read_rows"]
+
+BUFFER = 1_000
+"""Rows of a stream among which the next is drawn."""
+PROGRESS_FROM = 2_000
+"""Rows from which on tokenising takes long enough to be watched."""
+PEEK = 4
+"""Rows of a stream that its fingerprint is made of."""
+
+
+class Prompts:
+    """Rows of a list, a `datasets.Dataset` or a stream (`datasets.IterableDataset`) as prompts.
+
+    Every row is rendered once beforehand, so that what is wrong with one, or too long, is known before training; a
+    stream's rows as they come. `num_proc`: processes that do so, for a `datasets.Dataset`.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        chat: Chat,
+        *,
+        prompt_column: str | None = None,
+        answer_column: str | None = None,
+        answer_after: str | None = None,
+        prompt_template: str | None = None,
+        max_length: int | None = None,
+        overlong: Literal["drop", "truncate", "error"] = "drop",
+        shuffle: bool = True,
+        seed: int = 0,
+        num_proc: int | None = None,
+        origin: str = "",
+    ) -> None:
+        self._rows, self._chat, self._limit, self._overlong = rows, chat, max_length, overlong
+        self._shuffle, self._seed, self._origin = shuffle, seed, origin
+        self._orders: dict[int, np.ndarray[Any, Any]] = {}
+        streamed = hasattr(rows, "set_epoch") and not hasattr(rows, "__len__")
+        known: Any = list(islice(iter(rows), PEEK)) if streamed else _sequence(rows)
+        if len(known) == 0:
+            raise ConfigError(f"{origin or 'the data set'} has no rows")
+
+        self.columns = self._names(known)
+        """Of the rows, in the order they are met."""
+        name = origin or getattr(rows, "origin", "the data set")
+        given = (prompt_column, answer_column, answer_after, prompt_template)
+        self._columns = Columns.choose(self.columns, name, *given)
+        if streamed:
+            ordered = rows.shuffle(seed=seed, buffer_size=BUFFER) if shuffle else rows
+            self._stream: Stream | None = Stream(ordered, self._streamed)
+            self._kept_P, digests = np.arange(0), [_digest(row) for row in known]
+        else:
+            self._stream = None
+            self._kept_P, digests = self._measure(num_proc)
+        told = json.dumps([asdict(self._columns), self._kept_P.tolist()])
+        self.fingerprint = hashlib.sha256("".join([*digests, told]).encode()).hexdigest()
+        """Of the rows' content, of what their columns mean and of which take part; of a stream, of its first rows."""
+
+    # --- prompts ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """Prompts that take part."""
+        if self._stream is not None:
+            raise TypeError("a stream has no length")
+        return len(self._kept_P)
+
+    def __getitem__(self, i: int) -> Prompt:
+        """Prompt i of those that take part, in the order of the rows."""
+        if self._stream is not None:
+            raise TypeError("a stream can only be read in order: use batch or first")
+        number = int(self._kept_P[i])
+        return self._prompt(self._rows[number], number, self._place(number), self._columns)
+
+    def prompt(self, start: Any) -> Prompt:
+        """A prompt of what a caller has: one of ours, its number, a row, a text or a list of messages."""
+        if isinstance(start, Prompt):
+            return start
+        if isinstance(start, int):
+            return self[start]
+        row = dict(start) if isinstance(start, Mapping) else {"prompt": start}
+        own = "prompt" not in row or self._columns.wanted <= row.keys()
+        return self._prompt(row, -1, "the given prompt", self._columns if own else Columns(tuple(row)))
+
+    def first(self, count: int | None = None) -> list[Prompt]:
+        """The first prompts in the order of the rows; None: all."""
+        if self._stream is not None:
+            return self._stream.first(count)
+        return [self[i] for i in range(len(self))[:count]]
+
+    def batch(self, step: int, size: int) -> list[Prompt]:
+        """The prompts of a step: the same ones whenever it is asked for."""
+        if self._stream is not None:
+            return self._stream.batch(step * size, size)
+        count = len(self)
+        if count < size and not self._orders:
+            warnings.warn(f"{count} prompts for {size} in a step: some come more than once in it", stacklevel=2)
+        places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
+        return [self[self._order(epoch)[i]] for epoch, i in places]
+
+    def epoch_steps(self, size: int) -> float:
+        """Steps of one pass over the data."""
+        if self._stream is not None:
+            raise ConfigError("num_train_epochs needs a data set of known length; use run.steps")
+        return len(self) / size
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Prompts over the limit: rows left out, rows cut; of a stream, so far."""
+        found = self._found if self._stream is None else self._stream.position
+        return {"dropped": found.dropped, "truncated": found.truncated}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must keep: nothing, but for a stream how far it has been read."""
+        return {} if self._stream is None else {"stream": asdict(self._stream.position)}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        if self._stream is not None:
+            self._stream.load(Position(**values["stream"]))
+
+    def _order(self, epoch: int) -> np.ndarray[Any, Any]:
+        """Prompt numbers in the order of an epoch."""
+        if epoch not in self._orders:
+            while len(self._orders) > 1:  # a batch may reach into the next epoch
+                del self._orders[next(iter(self._orders))]
+            random = np.random.default_rng([self._seed, epoch])
+            self._orders[epoch] = random.permutation(len(self)) if self._shuffle else np.arange(len(self))
+        return self._orders[epoch]
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _names(self, rows: Any) -> list[str]:
+        if names := getattr(self._rows, "column_names", None):
+            return list(names)
+        for i, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                raise ConfigError(f"{self._place(i)} is of type {type(row).__name__}; a row is a dict of columns")
+        return list(dict.fromkeys(name for row in rows for name in row))
+
+    def _place(self, number: int) -> str:
+        return self._rows.place(number) if isinstance(self._rows, Rows) else f"{self._origin} row {number}".strip()
+
+    def _prompt(self, row: Row, number: int, place: str, columns: Columns) -> Prompt:
+        ids, text, messages = _rendered(row, place, self._chat, columns)
+        over = self._limit is not None and len(ids) > self._limit
+        if over and self._overlong == "truncate":
+            ids = ids[len(ids) - (self._limit or 0) :]
+            return Prompt(number, ids, self._chat.tokenizer.decode(ids), messages, columns.rest_of(row, place), True)
+        return Prompt(number, ids, text, messages, columns.rest_of(row, place))
+
+    def _streamed(self, row: Row, number: int) -> Prompt | None:
+        """A row of the stream; None: it is too long."""
+        prompt = self._prompt(row, number, self._place(number), self._columns)
+        return prompt if prompt.truncated or self._fits(len(prompt.ids), number) else None
+
+    def _fits(self, length: int, number: int) -> bool:
+        """Whether a prompt is within the limit; one that must be is refused here."""
+        fits = self._limit is None or length <= self._limit
+        if not fits and self._overlong == "error":
+            raise ConfigError(
+                f"{self._place(number)}: the prompt has {length} tokens, over max_prompt_length={self._limit}; "
+                "raise it, or set overlong_prompts to drop or truncate"
+            )
+        return fits
+
+    def _measure(self, num_proc: int | None) -> tuple[np.ndarray[Any, Any], list[str]]:
+        """Render every row once: the numbers of those that take part, and the digest of each."""
+        one = partial(_measured, chat=self._chat, columns=self._columns)
+        if num_proc and hasattr(self._rows, "map"):
+            one, names = partial(one, place=f"{self._origin} row".strip()), self._rows.column_names
+            found = self._rows.map(one, with_indices=True, num_proc=num_proc, remove_columns=names, desc="tokenising")
+            length_N, digests = np.array(found["length"]), list(found["digest"])
+        else:
+            each = [one(row, place=self._place(i)) for i, row in enumerate(_watched(self._rows))]
+            length_N, digests = np.array([row["length"] for row in each]), [row["digest"] for row in each]
+
+        fits_N = np.array([self._fits(length, i) for i, length in enumerate(length_N.tolist())])
+        over, cut = int((~fits_N).sum()), self._overlong == "truncate"
+        if over == len(fits_N) and not cut:
+            worst = int(length_N.argmax())
+            raise ConfigError(
+                f"all {over} prompts are over max_prompt_length={self._limit}: {length_N[worst]} tokens in the longest "
+                f"({self._place(worst)}), the shortest {length_N.min()}; raise it, or set overlong_prompts=truncate"
+            )
+        self._found = Position(truncated=over) if cut else Position(dropped=over)
+        kept_P = np.arange(len(fits_N)) if cut else fits_N.nonzero()[0]
+        if over:
+            done = "cut at their beginning" if cut else "left out"
+            warnings.warn(
+                f"{over} of {len(fits_N)} prompts are over max_prompt_length={self._limit} and are {done}; raise it, "
+                "or see overlong_prompts",
+                stacklevel=3,
+            )
+        return kept_P, digests
+
+
+def _sequence(rows: Any) -> Any:
+    """Rows that can be counted and asked for by number."""
+    if isinstance(rows, Mapping):
+        raise ConfigError(f"the data set has the splits {', '.join(map(str, rows))}; pass one of them")
+    if isinstance(rows, str) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
+        raise ConfigError(f"rows are a list of dicts or a data set of `datasets`, not of type {type(rows).__name__}")
+    return rows
+
+
+def _measured(row: Row, number: int | None = None, *, chat: Chat, columns: Columns, place: str) -> dict[str, Any]:
+    """A row's length in tokens and its digest; what is wrong with it shows here."""
+    place = place if number is None else f"{place} {number}"
+    columns.rest_of(row, place)
+    return {"length": len(_rendered(row, place, chat, columns)[0]), "digest": _digest(dict(row))}
+
+
+def _rendered(row: Row, place: str, chat: Chat, columns: Columns) -> tuple[list[int], str, Any]:
+    prompt = columns.prompt_of(row, place)
+    try:
+        ids, text, messages = chat.render(prompt)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from error
+    if not prompt or not ids:
+        raise ConfigError(f"{place}: the prompt is empty")
+    return ids, text, messages
+
+
+def _digest(row: Row) -> str:
+    """Of a row's content, the same in every process."""
+
+    def plain(value: Any) -> Any:
+        if hasattr(value, "tolist"):
+            return value.tolist()
+        return value.hex() if isinstance(value, bytes) else re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+    return hashlib.sha256(json.dumps(row, sort_keys=True, default=plain).encode()).hexdigest()
+
+
+def _watched(rows: Any) -> Any:
+    """The rows, with a bar while there are many."""
+    if len(rows) <= PROGRESS_FROM:
+        return rows
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(rows, "tokenising prompts", console=Console(stderr=True), transient=True)

@@ -1,0 +1,334 @@
+"""What lasts from rollout to rollout, so that captured graphs stay valid: the model as kernels, pages, buffers, graphs.
+
+Nobody sets a share of memory. The pages are as many as the rows want together, as far as memory goes beside what
+training has been seen to need; where training runs out of memory all the same, it takes theirs (`make_room`), and from
+then on they are given back after every rollout, at the price of capturing again, which `metrics` shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from grpo.language.engines import Sampling, Tokens
+from grpo.language.engines.cuda_graphs.blocks import Pages, size_of
+from grpo.language.engines.cuda_graphs.decoder import Decoder, ModuleDecoder, make_decoder
+from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE
+from grpo.language.engines.cuda_graphs.sampler import Outputs, choose
+from grpo.language.scoring.decoder_layout import Unsupported
+from grpo.workers import line
+
+READ_CAPTURED = 8192
+"""Tokens of prompts up to which reading them is captured, too; with more, launching is no longer what takes time."""
+SPARE = 0.75
+"""Of the memory that is free, what keys and values may take: the rest is for what passes through the model."""
+
+Made = TypeVar("Made")
+
+
+def buckets(most: int) -> list[int]:
+    """Numbers of slots that graphs are captured for: powers of two and the middles between them."""
+    sizes = sorted({size for n in range(3, 20) for size in (1 << n, 3 << n - 1)} - {4, 6})
+    return [size for size in sizes if size < most] + [next(size for size in sizes if size >= most)]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a rollout needs at least."""
+
+    slots: int
+    rows: int
+    steps: int
+    table: int
+    """Pages of one row."""
+    pages: int
+    """So that all that find a slot find pages, too; `table` of them will do."""
+    penalty: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the buffers."""
+        return buckets(self.slots)[-1], grown(self.rows), grown(self.steps, 64), grown(self.table), int(self.penalty)
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What the device reads and writes at every step."""
+
+    state_FS: Tensor
+    table_SP: Tensor
+    outputs: Outputs
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], eos: Iterable[int], vocabulary: int, device: torch.device) -> Buffers:
+        """Of this size."""
+        slots, rows, steps, table, penalty = shape
+        outputs = Outputs(
+            made_RT=torch.zeros(rows, steps, dtype=torch.int32, device=device),
+            logp_RT=torch.zeros(rows, steps, device=device),
+            kept_RT=torch.ones(rows, steps, device=device),
+            uniform_RT=torch.zeros(rows, steps, dtype=torch.float64, device=device),
+            ended_R=torch.zeros(rows, dtype=torch.int32, device=device),
+            eos_E=torch.tensor(sorted(eos), dtype=torch.int32, device=device),
+            seen_SV=torch.zeros(slots, vocabulary, dtype=torch.int8, device=device) if penalty else None,
+        )
+        state_FS = torch.zeros(FIELDS, slots, dtype=torch.int32, device=device)
+        return cls(state_FS, torch.zeros(slots, table, dtype=torch.int32, device=device), outputs, shape)
+
+
+@dataclass
+class Counts:
+    """What has happened so far, for metrics and tests."""
+
+    captures: int = 0
+    capture_seconds: float = 0.0
+    slot_steps: int = 0
+    tokens: int = 0
+    reads: int = 0
+    allocations: int = 0
+
+
+class Machine:
+    """The decoder, pages, buffers and graphs of one model."""
+
+    def __init__(self, model: Any, tokens: Tokens, *, pages: int | None = None) -> None:
+        self.model, self.tokens, self.most_pages = model, tokens, pages
+        self.device = next(model.parameters()).device
+        self.counts = self._before = Counts()
+        self.decoder: Decoder | None = None
+        self.pages: Pages | None = None
+        self.buffers: Buffers | None = None
+        self.stays = True
+        """Whether pages and graphs are kept between rollouts; not where training needs their memory."""
+        self._left = 0
+        """Bytes that were taken when sampling last ended."""
+        self.busy = False
+        """Whether a rollout is under way."""
+        self._key: Any = None
+        self._positions = 0
+        """That the decoder has rotations for; never fewer than were once needed."""
+        self._graphs: dict[Any, Any] = {}
+        self._graph_pool: Any = None
+        self._stream: Any = None
+        self._tuned = [module for module in model.modules() if hasattr(module, "lora_A")]
+
+    # --- the model --------------------------------------------------------------------------------------------------
+
+    def prepare(self, positions: int) -> None:
+        """The model as kernels; made again when its weights have moved or it computes in another type."""
+        if self.busy:
+            raise RuntimeError("another rollout of this engine is under way: take all of it, or close it, first")
+        if self.decoder is not None and positions <= self._positions and self._key == self._weights():
+            self.decoder.refresh()
+            return
+        self.release()
+        self.decoder, self._positions = None, max(self._positions, grown(positions, 1024))  # before a new one is made
+        decoder = make_decoder(self.model, self._positions)
+        if isinstance(decoder, ModuleDecoder):
+            self._try(decoder)
+        self.decoder, self._key = decoder, self._weights()
+
+    def _try(self, decoder: Decoder) -> None:
+        """A module may look at its own numbers on the way, which cannot be captured."""
+        pages = Pages(decoder.layers, 1, decoder.dtype, self.device)
+        state_FS = torch.zeros(FIELDS, 8, dtype=torch.int32, device=self.device)
+        table_SP = torch.zeros(8, 1, dtype=torch.int32, device=self.device)
+
+        def step() -> None:
+            decoder.step(state_FS, table_SP, pages)
+
+        try:
+            self._captured(step)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise Unsupported(f"it cannot be captured ({line(error)})") from error
+        finally:
+            self._drop()
+
+    def _weights(self) -> Any:
+        """Where the weights lie and how they are computed with."""
+        autocast = torch.is_autocast_enabled(self.device.type) and torch.get_autocast_dtype(self.device.type)
+        adapters = [(m.disable_adapters, m.merged, tuple(m.active_adapters)) for m in self._tuned]
+        return autocast, adapters, [p.data_ptr() for p in self.model.parameters()]
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def begin(self, need: Need) -> tuple[Decoder, Pages, Buffers]:
+        """All that a rollout needs; graphs that point into what had to be replaced are dropped."""
+        assert self.decoder is not None, "prepare comes first"
+        self._before = replace(self.counts)
+        pages, buffers = self.pages, self.buffers
+        count = self._count(self.decoder, need)
+        if pages is None or pages.count < count:
+            pages = self.pages = None  # before the new ones are made
+            self._drop()
+            pages = self._allocated(self.decoder, count, need.table)
+            self.counts.allocations += 1
+        if buffers is None or any(have < want for have, want in zip(buffers.shape, need.shape, strict=True)):
+            shape = need.shape if buffers is None else tuple(map(max, buffers.shape, need.shape))
+            self._drop()
+            buffers = Buffers.of(shape, self.tokens.eos, self.decoder.vocabulary, self.device)
+        self.pages, self.buffers = pages, buffers
+        return self.decoder, pages, buffers
+
+    def end(self) -> None:
+        """Between rollouts: keep the pages where training has room beside them, else let go."""
+        self.busy = False
+        if self.device.type == "cuda":
+            self._left = torch.cuda.memory_allocated(self.device)
+        if not self.stays:
+            self.release()
+
+    def _count(self, decoder: Decoder, need: Need) -> int:
+        """Pages: as many as are wanted, as far as memory goes beside what training needs."""
+        have = 0 if self.pages is None else self.pages.count
+        if self.most_pages is not None:
+            return max(min(need.pages, self.most_pages), need.table, have)
+        if have >= need.table and need.pages <= 1.1 * have:  # rather a few rows that wait than all graphs anew
+            return have
+        wanted = max(grown(need.pages), need.table)
+        if self.device.type != "cuda":
+            return wanted
+        size = size_of(decoder.layers, decoder.dtype)
+        free = torch.cuda.mem_get_info(self.device)[0] + have * size
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        if self.stays:
+            if self._left:  # as much as training has been seen to take since
+                free -= max(torch.cuda.max_memory_allocated(self.device) - self._left, 0)
+            else:  # gradients and an optimiser's moments will come, and activations
+                trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad and p.grad is None)
+                free = (free - 12 * trained) // 2
+        return max(min(wanted, int(free * SPARE) // size), need.table, have)
+
+    def _allocated(self, decoder: Decoder, count: int, least: int) -> Pages:
+        """So many pages, or fewer where free memory is in pieces."""
+        while True:
+            try:
+                return Pages(decoder.layers, count, decoder.dtype, self.device)
+            except torch.OutOfMemoryError:
+                if count <= least:
+                    raise
+            torch.cuda.empty_cache()
+            count = max(count // 2, least)
+
+    def release(self) -> None:
+        """Let go of keys, values and graphs; the next rollout makes them again."""
+        self._drop()
+        self.pages = self.buffers = None
+
+    def _drop(self) -> None:
+        """The graphs, with their memory: none may be captured into what the last of them has left."""
+        self._graphs.clear()
+        self._graph_pool = None
+
+    def make_room(self) -> bool:
+        """Let go, now and from now on after every rollout, for training needs the memory; whether there was any."""
+        held, self.stays = self.pages is not None, False
+        self.release()
+        return held
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last rollout: gigabytes of keys and values, the share of slots that were in use, graphs captured."""
+        now, before = self.counts, self._before
+        held = 0 if self.pages is None or self.decoder is None else self.pages.count
+        size = 0 if self.decoder is None else size_of(self.decoder.layers, self.decoder.dtype)
+        return {
+            "engine/kv_gib": held * size / 2**30,
+            "engine/slots_in_use": (now.tokens - before.tokens) / max(now.slot_steps - before.slot_steps, 1),
+            "engine/captures": float(now.captures - before.captures),
+            "engine/capture_seconds": now.capture_seconds - before.capture_seconds,
+        }
+
+    # --- graphs -----------------------------------------------------------------------------------------------------
+
+    def step(self, sampling: Sampling, slots: int, together: bool) -> Callable[[], None]:
+        """One step of so many slots, captured once."""
+        key = replace(sampling, max_new_tokens=1, stop=()), slots, together
+        return self._known(key, lambda: self._step(sampling, slots, together))
+
+    def read(self, ids_PT: Tensor, table_PP: Tensor, length_P: Tensor) -> None:
+        """Prompts, padded on the right, into their pages (all on the CPU here); captured where they are few."""
+        decoder, pages = self.decoder, self.pages
+        assert decoder is not None and pages is not None
+        prompts, steps = buckets(len(ids_PT))[-1], grown(ids_PT.shape[1], 64)
+        if prompts * steps > READ_CAPTURED:
+            decoder.read(self.sent(ids_PT), self.sent(table_PP), self.sent(length_P), pages)
+            return
+        shapes = (prompts, steps), (prompts, -(-steps // pages.page)), (prompts,)
+        given = ids_PT, table_PP, length_P
+        # Padded with prompts of no token, which leave nothing behind.
+        filled = [torch.zeros(shape, dtype=tensor.dtype) for shape, tensor in zip(shapes, given, strict=True)]
+        for whole, part in zip(filled, given, strict=True):
+            whole[tuple(slice(size) for size in part.shape)] = part
+        inputs, replay = self._known((prompts, steps), lambda: self._reader(filled))
+        for kept, tensor in zip(inputs, filled, strict=True):
+            kept.copy_(self.sent(tensor))
+        replay()
+
+    def _reader(self, like: Sequence[Tensor]) -> tuple[Sequence[Tensor], Callable[[], None]]:
+        decoder, pages = self.decoder, self.pages
+        assert decoder is not None and pages is not None
+        ids_PT, table_PP, length_P = (torch.zeros_like(tensor, device=self.device) for tensor in like)
+        return (ids_PT, table_PP, length_P), self._captured(lambda: decoder.read(ids_PT, table_PP, length_P, pages))
+
+    def sent(self, tensor: Tensor) -> Tensor:
+        """To the device, without waiting for it."""
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def _known(self, key: Any, make: Callable[[], Made]) -> Made:
+        if key not in self._graphs:
+            began = time.perf_counter()
+            self._graphs[key] = make()
+            self.counts.captures += 1
+            self.counts.capture_seconds += time.perf_counter() - began
+        return self._graphs[key]
+
+    def _step(self, sampling: Sampling, slots: int, together: bool) -> Callable[[], None]:
+        decoder, pages, buffers = self.decoder, self.pages, self.buffers
+        assert decoder is not None and pages is not None and buffers is not None
+        state_FS, table_SP = buffers.state_FS, buffers.table_SP[:slots]
+        outputs = buffers.outputs if sampling.repetition_penalty != 1.0 else replace(buffers.outputs, seen_SV=None)
+
+        def step() -> None:
+            choose(decoder.step(state_FS, table_SP, pages, together), sampling, state_FS, outputs)
+
+        kept = state_FS.clone()
+        state_FS[LIVE] = 0  # kernels are compiled and libraries warmed up on slots that nobody is in
+        graph = self._captured(step)
+        state_FS.copy_(kept)
+        return graph
+
+    def _captured(self, work: Callable[[], None]) -> Callable[[], None]:
+        """What replays it; it is done once before."""
+        if self.device.type != "cuda":
+            return work
+        if self._graph_pool is None:
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        # One stream for all: what the allocator keeps of one capture serves the next.
+        self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        current, stream = torch.cuda.current_stream(self.device), self._stream
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            work()
+            # Not torch.cuda.graph, which collects garbage and empties the allocator's cache every time.
+            graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        current.wait_stream(stream)
+        return graph.replay
+
+
+def grown(number: int, least: int = 8) -> int:
+    """Rounded up to eighths of a power of two: the next call may need a little more, and then needs nothing new."""
+    step = max(1 << max(number.bit_length() - 3, 0), least)
+    return -(-number // step) * step

@@ -1,0 +1,124 @@
+"""What a run leaves for others: a folder that `from_pretrained` (or PEFT) loads, with a card written from the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo.config import ConfigError
+from grpo.language.config import LanguageConfig
+from grpo.language.model.adapters import is_adapted, merged
+from grpo.language.model.reference import NAME
+
+SHOWN = ("reward", "reward_std", "completions/mean_length", "kl", "eval/accuracy")
+"""Metrics that the card tells, where they were measured."""
+
+
+def save_model(
+    model: Any,
+    tokenizer: Any,
+    path: Path,
+    config: LanguageConfig,
+    *,
+    merge: bool = False,
+    step: int = 0,
+    metrics: Mapping[str, float | None] | None = None,
+    rewards: tuple[str, ...] = (),
+    data: str = "",
+) -> Path:
+    """Weights (an adapter alone, unless `merge`), tokenizer with its template, generation settings, model card."""
+    path.mkdir(parents=True, exist_ok=True)
+    kept: Any = merged(model) if merge else model
+    generation = getattr(kept, "generation_config", None)
+    if generation is not None:
+        _remember_sampling(generation, config)
+    if is_adapted(kept):
+        kept.save_pretrained(path, selected_adapters=[n for n in kept.peft_config if n != NAME])
+        if generation is not None:
+            generation.save_pretrained(path)
+    else:
+        kept.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    card = _card(config, _base(model, config), is_adapted(kept), step, metrics or {}, rewards, data)
+    (path / "README.md").write_text(card, encoding="utf-8")
+    return path
+
+
+def _remember_sampling(generation: Any, config: LanguageConfig) -> None:
+    """The settings that the policy was trained to be sampled with."""
+    generation.do_sample = True
+    generation.temperature, generation.top_p = config.temperature, config.top_p
+    generation.top_k = config.top_k or None
+    generation.repetition_penalty = config.repetition_penalty
+    generation.max_new_tokens = config.max_completion_length
+
+
+def _base(model: Any, config: LanguageConfig) -> str:
+    name = str(config.model or getattr(getattr(model, "config", None), "_name_or_path", "") or "")
+    return "" if Path(name).is_absolute() or name.startswith((".", "~")) else name
+
+
+def _card(
+    config: LanguageConfig,
+    base: str,
+    adapter: bool,
+    step: int,
+    metrics: Mapping[str, float | None],
+    rewards: tuple[str, ...],
+    data: str,
+) -> str:
+    """A model card: how it was trained, and what was measured."""
+    recipe = config.algorithm
+    hub = base and ":" not in base and base != "tiny"
+    head = ["---", "library_name: peft" if adapter else "library_name: transformers", "tags:", "- grpo", "- anygrpo"]
+    head += [f"base_model: {base}"] if hub else []
+    kind = "An adapter" if adapter else "A model"
+    settings = {
+        "recipe": f"{config.loss_type} ({recipe.paper})",
+        "prompts a step × completions each": f"{config.groups_per_step} × {config.group_size}",
+        "steps": step,
+        "learning rate": f"{config.learning_rate:g} ({config.lr_schedule})",
+        "KL weight β": f"{recipe.beta:g}",
+        "sampling": f"temperature {config.temperature:g}, top-p {config.top_p:g}, top-k {config.top_k}",
+        "longest completion": f"{config.max_completion_length} tokens",
+        "rewards": ", ".join(rewards) or "from the environment",
+        "data": data or "given in Python",
+        "seed": config.seed,
+    }
+    told = {name: metrics[name] for name in SHOWN if metrics.get(name) is not None}
+    lines = [
+        *head,
+        "---",
+        "",
+        f"# {config.run.name or (Path(base).name if base else 'A model')} trained with GRPO",
+        "",
+        f"{kind} trained with [anygrpo](https://pypi.org/project/anygrpo){f' from `{base}`' if base else ''}.",
+        "",
+        "| setting | value |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in settings.items()),
+    ]
+    if told:
+        rows = [f"| {name} | {value:.4g} |" for name, value in told.items()]
+        lines += ["", f"Measured at step {step}:", "", "| metric | value |", "|---|---|", *rows]
+    return "\n".join([*lines, ""])
+
+
+def push(path: Path, repo: str, private: bool) -> str:
+    """Upload the folder; returns where it is."""
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError:
+        raise ConfigError("push_to_hub needs huggingface_hub: pip install 'anygrpo[language]'") from None
+    hub = HfApi()
+    try:
+        made = hub.create_repo(repo, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=str(path), commit_message="Model trained with anygrpo")
+    except Exception as error:  # whatever the network and the hub may say: the model itself is safe on disk
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"{path} was written, and could not be uploaded to {repo}: {reason}; log in with `hf auth login` and "
+            "upload the folder"
+        ) from None
+    return str(made)

@@ -1,0 +1,1 @@
+"""The world model: recurrence, networks, distributions, its losses and its optimizer."""

@@ -1,0 +1,416 @@
+"""Decoding as on a GPU, its kernels interpreted: the same scheduler, pages and arithmetic, without the graphs."""
+
+import copy
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytest.importorskip("triton", reason="kernels need triton, which is there for Linux")
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # in slots that nobody reads
+
+from grpo.language.engines import Sampling, Tokens  # noqa: E402
+from grpo.language.engines.cuda_graphs import kernels  # noqa: E402
+from grpo.language.engines.cuda_graphs import model_runner as machine  # noqa: E402
+from grpo.language.engines.cuda_graphs import sampler as choosing  # noqa: E402
+from grpo.language.engines.cuda_graphs import scheduler as rollout  # noqa: E402
+from grpo.language.engines.cuda_graphs.blocks import Pages  # noqa: E402
+from grpo.language.engines.cuda_graphs.decoder import FusedDecoder, ModuleDecoder, make_decoder  # noqa: E402
+from grpo.language.engines.cuda_graphs.kernels import Attention, attend  # noqa: E402
+from grpo.language.engines.cuda_graphs.model_runner import buckets, grown  # noqa: E402
+from grpo.language.engines.cuda_graphs.sampler import Outputs, choose  # noqa: E402
+from grpo.language.engines.inline import InlineEngine  # noqa: E402
+from grpo.language.engines.sampling import draw, uniforms  # noqa: E402
+from grpo.language.scoring.decoder_layout import Unsupported  # noqa: E402
+from tests.unit.language.families import FAMILIES, FUSED, family  # noqa: E402
+from tests.unit.language.tiny import tiny_model, tiny_tokenizer  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """An interpreter is not filled by many programs."""
+    monkeypatch.setattr(kernels, "TARGET_PROGRAMS", 1)
+
+
+def small():
+    return tiny_model(num_hidden_layers=1, hidden_size=16, intermediate_size=16).to(DEVICE)
+
+
+def ids_of(completions):
+    return [completion.ids.tolist() for completion in completions]
+
+
+def asked(*texts):
+    return [tiny_tokenizer().encode(text) for text in (texts or ("What is 1 + 2?", "x", "Sort these digits: 4 1 9 3"))]
+
+
+def tokens(eos=(10_000,)):
+    return Tokens(tiny_tokenizer(), frozenset(eos), 0)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+
+def attended(how, q, key, value, position, prompt, base):
+    """One row's attention by its definition; key and value as they lie in its pages."""
+    index = torch.arange(len(key))
+    at = torch.where(index < prompt, index, index - base + prompt)
+    sees = ((index < prompt) | (index >= base)) & (at <= position)
+    if how.window is not None:
+        sees &= at > position - how.window
+    group = how.heads // how.kv_heads
+    out = []
+    for head in range(how.heads):
+        score = key[:, head // group] @ q[head] * how.scale
+        if how.softcap is not None:
+            score = how.softcap * torch.tanh(score / how.softcap)
+        out.append(score.masked_fill(~sees, -torch.inf).softmax(0) @ value[:, head // group])
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("splits", [1, 3], ids=["whole rows", "rows in parts"])
+@pytest.mark.parametrize("together", [False, True], ids=["each row alone", "prompts together"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        Attention(6, 2, 16, 0.25),
+        Attention(2, 2, 8, 0.3, window=21),
+        Attention(4, 1, 24, 0.2, softcap=5.0),
+    ],
+    ids=["grouped", "window", "softcap"],
+)
+def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, together, splits):
+    page, slots = 8, 9
+    monkeypatch.setattr(kernels, "TARGET_PROGRAMS", splits * slots * how.kv_heads)
+    random = torch.Generator().manual_seed(0)
+    pages = Pages([how], 60, torch.float32, torch.device(DEVICE), page)
+    for pool in pages.kept[0]:
+        pool.copy_(torch.randn(pool.shape, generator=random))
+    prompt_S = [0, 5, 5, 8, 13, 13, 13, 5, 13]  # several prompts among neighbours, one without any, one full page
+    shared = {n: pages.take(-(-n // page)) for n in set(prompt_S)}
+    shared_other = pages.take(1)  # the eighth slot's prompt is as long as another's, yet another one
+    made_S = [3, 0, 17, 9, 30, 1, 16, 4, 2]
+    table = torch.zeros(slots, 8, dtype=torch.int32)
+    state = torch.zeros(kernels.FIELDS, slots, dtype=torch.int32)
+    for slot, (prompt, made) in enumerate(zip(prompt_S, made_S, strict=True)):
+        first = shared_other if slot == 7 else shared[prompt]
+        mine = [*first, *pages.take(made // page + 1)]
+        table[slot, : len(mine)] = torch.tensor(mine)
+        state[:, slot] = torch.tensor([slot != 6, 0, prompt + made, 0, 99, slot, prompt])
+    q, k, v = (
+        torch.randn(slots, heads * how.head_dim, generator=random) for heads in (how.heads, how.kv_heads, how.kv_heads)
+    )
+    before = [pool.clone() for pool in pages.kept[0]]
+    arguments = [x.to(DEVICE) for x in (q, k, v)]
+    out = attend(how, *arguments, *pages.kept[0], table.to(DEVICE), state.to(DEVICE), together=together, block=16)
+    for slot in range(slots):
+        if slot == 6:  # dead: nothing is written
+            continue
+        base = -(-prompt_S[slot] // page) * page
+        at = base + made_S[slot]
+        rows = []
+        for pool, new in zip(pages.kept[0], (k, v), strict=True):
+            row = pool.cpu()[table[slot].long()].transpose(1, 2).flatten(0, 1)[: at + 1]
+            torch.testing.assert_close(row[at], new[slot].view(how.kv_heads, -1))
+            rows.append(row)
+        query = q[slot].view(how.heads, -1)
+        expected = attended(how, query, *rows, prompt_S[slot] + made_S[slot], prompt_S[slot], base)
+        torch.testing.assert_close(out[slot].cpu(), expected, atol=1e-5, rtol=1e-4)
+    changed = sum(int((pool != old).any(-1).sum()) for pool, old in zip(pages.kept[0], before, strict=True))
+    assert changed == 2 * (slots - 1) * how.kv_heads, "more was written than the new tokens"
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.7),
+        Sampling(temperature=0.0),
+        Sampling(top_k=7),
+        Sampling(top_p=0.6),
+        Sampling(min_p=0.1),
+        Sampling(temperature=1.3, top_k=40, top_p=0.8, min_p=0.02, repetition_penalty=1.4),
+        Sampling(temperature=0.0, repetition_penalty=1.4),
+    ],
+    ids=str,
+)
+def test_a_token_is_chosen_as_on_the_cpu(monkeypatch, sampling):
+    monkeypatch.setattr(choosing, "BLOCK_V", 128)  # several blocks of a small vocabulary
+    slots, size, steps = 24, 300, 4
+    random = torch.Generator().manual_seed(1)
+    logits = torch.randn(slots, size, generator=random) * 3
+    logits[:, 290:] = -torch.inf
+    state = torch.zeros(kernels.FIELDS, slots, dtype=torch.int32)
+    state[kernels.LIVE], state[kernels.LIMIT] = 1, 2
+    state[kernels.LIVE, 3] = 0
+    state[kernels.ROW] = torch.arange(slots).flip(0)
+    state[kernels.STEP, 5] = 1  # has but one token left
+    uniform = uniforms(range(slots), steps)
+    seen = (torch.rand(slots, size, generator=random) < 0.2).to(torch.int8)
+    penalised = sampling.repetition_penalty != 1.0
+    outputs = Outputs(
+        made_RT=torch.full((slots, steps), -1, dtype=torch.int32, device=DEVICE),
+        logp_RT=torch.zeros(slots, steps, device=DEVICE),
+        kept_RT=torch.ones(slots, steps, device=DEVICE),
+        uniform_RT=uniform.to(DEVICE),
+        ended_R=torch.zeros(slots, dtype=torch.int32, device=DEVICE),
+        eos_E=torch.tensor([], dtype=torch.int32, device=DEVICE),
+        seen_SV=seen.clone().to(DEVICE) if penalised else None,
+    )
+    step_S, row_S = state[kernels.STEP].long(), state[kernels.ROW].long()
+    expected = draw(logits, sampling, uniform[row_S, step_S], seen.bool() if penalised else None)
+    eos = int(expected.token_N[7])
+    outputs = Outputs(**{**vars(outputs), "eos_E": torch.tensor([1, eos], dtype=torch.int32, device=DEVICE)})
+    after = state.clone().to(DEVICE)
+    choose(logits.to(DEVICE), sampling, after, outputs)
+    after = after.cpu()
+    for slot in range(slots):
+        row, step = int(row_S[slot]), int(step_S[slot])
+        if slot == 3:
+            assert int(outputs.made_RT[row, step]) == -1 and torch.equal(after[:, slot], state[:, slot])
+            continue
+        token = int(expected.token_N[slot])
+        assert int(outputs.made_RT[row, step]) == token
+        torch.testing.assert_close(float(outputs.logp_RT[row, step]), float(expected.logp_N[slot]), atol=1e-5, rtol=0)
+        if expected.kept_N is not None:
+            torch.testing.assert_close(
+                float(outputs.kept_RT[row, step]), float(expected.kept_N[slot]), atol=1e-5, rtol=0
+            )
+        over = 1 if token in (1, eos) else 2 if step == 1 else 0
+        assert int(outputs.ended_R[row]) == ((step + 1) * 4 + over if over else 0)
+        assert after[:5, slot].tolist() == [int(not over), token, 1, step + 1, 2]
+        assert not penalised or int(outputs.seen_SV[slot, token]) == 1
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path):
+    """An interpreter lets pass what a compiler does not; none of it needs a GPU."""
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))],
+        env=kept | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_family_gives_the_module_s_logits(name):
+    """`make_decoder` compares before it hands out; here it must also have found the fast way where there is one."""
+    decoder = make_decoder(family(name).to(DEVICE), 64)
+    assert type(decoder) is (FusedDecoder if name in FUSED else ModuleDecoder)
+
+
+@torch.no_grad()
+def test_a_layer_that_differs_in_one_number_is_noticed():
+    model = family("llama").to(DEVICE)
+    for layer in model.model.layers:
+        plain = layer.mlp.forward
+        layer.mlp.forward = lambda x, plain=plain: plain(x) * 1.5
+    assert type(make_decoder(model, 64)) is ModuleDecoder
+
+
+@torch.no_grad()
+def test_a_forward_that_fails_is_a_reason_and_no_crash(monkeypatch):
+    model = family("llama").to(DEVICE)
+    monkeypatch.setattr(FusedDecoder, "read", lambda *_: {}["gone"])
+    assert type(make_decoder(model, 64)) is ModuleDecoder
+    monkeypatch.setattr(ModuleDecoder, "read", lambda *_: {}["gone"])
+    with pytest.raises(Unsupported, match="KeyError"):
+        make_decoder(model, 64)
+    with pytest.raises(Unsupported, match="float64"):
+        make_decoder(model.double(), 64)
+
+
+@torch.no_grad()
+def test_pages_are_fewer_where_memory_is_short(monkeypatch):
+    def short(layers, count, *rest):
+        if count > 3:
+            raise torch.OutOfMemoryError("no room")
+        return Pages(layers, count, *rest)
+
+    monkeypatch.setattr(machine, "Pages", short)
+    engine = InlineEngine(small(), tokens(), graphs=True)
+    made = engine.generate(asked("x", "y"), 2, Sampling(max_new_tokens=2), range(4))
+    assert len(made) == 4 and engine._machine.pages.count <= 3
+
+
+@torch.no_grad()
+def test_why_a_model_cannot_be_decoded_so():
+    model = AutoModelForCausalLM.from_config(GPTJConfig(vocab_size=64, n_embd=32, n_layer=2, n_head=2, rotary_dim=8))
+    with pytest.raises(Unsupported, match="0 of its 2 layers"):
+        make_decoder(model.to(DEVICE).eval(), 64)
+
+
+def test_what_cannot_be_captured_is_said_once_and_sampled_all_the_same():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(GPTJConfig(vocab_size=128, n_embd=32, n_layer=2, n_head=2, rotary_dim=8))
+    model = model.to(DEVICE).eval()
+    engine, plain = InlineEngine(model, tokens(), graphs=True), InlineEngine(model, tokens(), graphs=False)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        made = [ids_of(engine.generate(asked(), 2, Sampling(max_new_tokens=5), range(6))) for _ in range(2)]
+    said = [str(warning.message) for warning in said if "CUDA graphs" in str(warning.message)]
+    assert len(said) == 1 and "GPTJForCausalLM: 0 of its 2 layers" in said[0]
+    assert made[0] == made[1] == ids_of(plain.generate(asked(), 2, Sampling(max_new_tokens=5), range(6)))
+
+
+# --- rollouts -------------------------------------------------------------------------------------------------------
+
+
+def test_rows_come_and_go_and_are_what_the_plain_loop_makes(monkeypatch):
+    monkeypatch.setattr(rollout, "CHUNK", 2)
+    monkeypatch.setattr(rollout, "SHARED_BYTES", 0)
+    model, eos = small(), tokens(range(40, 70))
+    engine = InlineEngine(model, eos, graphs=True, rows_at_a_time=9, pages=14)
+    sampling = Sampling(max_new_tokens=7)
+    made = dict(engine.stream(asked(), 4, sampling, range(12)))
+    expected = InlineEngine(model, eos, graphs=False).generate(asked(), 4, sampling, range(12))
+    mine = [completion for number in range(3) for completion in made[number]]
+    assert ids_of(mine) == ids_of(expected) and [c.stop for c in mine] == [c.stop for c in expected]
+    assert len({len(ids) for ids in ids_of(mine)}) > 2 and list(made) != [0, 1, 2]
+    for a, b in zip(mine, expected, strict=True):
+        torch.testing.assert_close(a.logp, b.logp, atol=1e-5, rtol=1e-4)
+    home = engine._machine
+    assert home.counts.reads == 2, "a prompt is read once for its group, and one of a single token not at all"
+    assert home.pages.free == home.pages.count
+    assert home.counts.tokens == sum(map(len, ids_of(mine)))
+    assert 0 < engine.metrics()["engine/slots_in_use"] <= 1
+
+
+def test_slots_are_closed_up_under_rows_that_go_on(monkeypatch):
+    """Rows end at each of their first tokens: graphs shrink while marks of the former order are still to be read."""
+    monkeypatch.setattr(rollout, "CHUNK", 1)
+    monkeypatch.setattr(rollout, "buckets", lambda most: list(range(1, most + 1)))
+    model, eos, sampling = small(), tokens(range(20, 60)), Sampling(max_new_tokens=8)
+    engine, plain = (InlineEngine(model, eos, graphs=graphs) for graphs in (True, False))
+    mine, expected = (e.generate(asked(), 3, sampling, range(9)) for e in (engine, plain))
+    assert ids_of(mine) == ids_of(expected) and [c.stop for c in mine] == [c.stop for c in expected]
+    assert engine._machine.counts.captures > 4
+
+
+def test_stop_texts_truncation_and_penalty_are_those_of_the_plain_loop(monkeypatch):
+    monkeypatch.setattr(rollout, "CHUNK", 3)
+    model = small()
+    engine, plain = (InlineEngine(model, tokens(), graphs=graphs, rows_at_a_time=4) for graphs in (True, False))
+    first = ids_of(plain.generate(asked(), 2, Sampling(max_new_tokens=8), range(6)))
+    stops = tuple(tiny_tokenizer().decode(first[row][at : at + 2]) for row, at in ((0, 2), (3, 5)))
+    for sampling in (
+        Sampling(max_new_tokens=8, stop=stops),
+        Sampling(max_new_tokens=4, temperature=1.2, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.5),
+    ):
+        mine, expected = (e.generate(asked(), 2, sampling, range(6)) for e in (engine, plain))
+        assert ids_of(mine) == ids_of(expected) and [c.stop for c in mine] == [c.stop for c in expected]
+        assert [c.kept for c in mine] == pytest.approx([c.kept for c in expected], abs=1e-5)
+        assert not sampling.stop or {"stop", "length"} == {c.stop for c in mine}
+
+
+def test_a_rollout_that_nobody_wants_to_its_end_gives_everything_back():
+    engine = InlineEngine(small(), tokens(range(40, 60)), graphs=True, rows_at_a_time=2)
+    stream = engine.stream(asked(), 1, Sampling(max_new_tokens=12), range(3))
+    next(stream)
+    with pytest.raises(RuntimeError, match="another rollout of this engine is under way"):
+        engine.generate(asked("x"), 1, Sampling(max_new_tokens=1), range(1))
+    stream.close()
+    engine.generate(asked("x"), 1, Sampling(max_new_tokens=1), range(1))
+    pages = engine._machine.pages
+    assert pages.free == pages.count
+    assert not engine.model.training
+
+
+def test_nothing_is_lost_when_reading_prompts_fails(monkeypatch):
+    engine = InlineEngine(small(), tokens(), graphs=True, rows_at_a_time=2)
+    engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))
+    read = machine.Machine.read
+    monkeypatch.setattr(machine.Machine, "read", lambda *_: {}["interrupted"])
+    with pytest.raises(KeyError):
+        engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))
+    assert engine._machine.pages.free == engine._machine.pages.count and not engine._machine.busy
+    monkeypatch.setattr(machine.Machine, "read", read)
+    assert len(engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))) == 6
+
+
+def test_padding_stays_within_a_table_of_positions():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=128, n_embd=16, n_layer=1, n_head=2, n_positions=50, eos_token_id=2, bos_token_id=1)
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+    engine, plain = (InlineEngine(model, tokens(), graphs=graphs) for graphs in (True, False))
+    prompts, greedy = asked("a" * 46, "b" * 3), Sampling(max_new_tokens=3, temperature=0.0)
+    assert ids_of(engine.generate(prompts, 1, greedy, range(2))) == ids_of(plain.generate(prompts, 1, greedy, range(2)))
+    assert engine._machine is not None
+
+
+def test_weights_and_adapters_are_those_of_now():
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(small(), LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
+    sampling = Sampling(max_new_tokens=4)
+    engine = InlineEngine(model, tokens(), graphs=True)
+    before = ids_of(engine.generate(asked(), 1, sampling, range(3)))
+    captures = engine._machine.counts.captures
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p) * 0.3)
+    after = ids_of(engine.generate(asked(), 1, sampling, range(3)))
+    assert type(engine._machine.decoder) is FusedDecoder and engine._machine.counts.captures == captures
+    assert after != before
+    assert after == ids_of(InlineEngine(model, tokens(), graphs=False).generate(asked(), 1, sampling, range(3)))
+
+
+@torch.no_grad()
+def test_a_longer_prompt_once_makes_nothing_anew_for_shorter_ones():
+    engine = InlineEngine(small(), tokens(), graphs=True)
+    machine = rollout.Machine(engine.model, engine.tokens)
+    machine.prepare(100)
+    first = machine.decoder
+    machine.prepare(1000)
+    assert machine.decoder is first
+    machine.prepare(1100)
+    longer = machine.decoder
+    assert longer is not first and len(longer.cos) >= 1100
+    machine.prepare(100)
+    machine.prepare(1100)
+    assert machine.decoder is longer
+
+
+def test_the_module_s_parameters_stay_its_own():
+    model = small()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    engine = InlineEngine(model, tokens(), graphs=True)
+    engine.generate(asked("x"), 1, Sampling(max_new_tokens=1), range(1))
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    attention = model.model.layers[0].self_attn
+    assert attention.q_proj.weight.is_contiguous() and isinstance(attention.q_proj.weight, torch.nn.Parameter)
+    again = copy.deepcopy(model)
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
+    model(torch.tensor([asked()[0]], device=DEVICE)).logits.sum().backward()
+    assert attention.q_proj.weight.grad is not None
+
+
+def test_room_is_made_and_taken_again():
+    engine = InlineEngine(small(), tokens(), graphs=True)
+    assert not engine.make_room()
+    engine = InlineEngine(engine.model, tokens(), graphs=True)
+    first = ids_of(engine.generate(asked("x"), 2, Sampling(max_new_tokens=2), range(2)))
+    assert engine.metrics()["engine/kv_gib"] > 0
+    assert engine.make_room() and engine.metrics()["engine/kv_gib"] == 0
+    assert ids_of(engine.generate(asked("x"), 2, Sampling(max_new_tokens=2), range(2))) == first
+    assert engine._machine.pages is None, "from now on it lets go after every rollout"
+
+
+def test_sizes_of_graphs_and_of_buffers_grow_by_steps():
+    assert buckets(1) == [8] and buckets(9) == [8, 12] and buckets(48)[-2:] == [32, 48]
+    for number in (1, 9, 100, 1000, 12345):
+        assert number <= grown(number) <= max(number * 1.25, number + 8)
