@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
 from grpo.dialects import OWN, Translation, spellings, translate
-from grpo.recipes import RECIPES, Recipe, nearest, recipe, without_effect
+from grpo.errors import nearest
+from grpo.recipes import RECIPES, Recipe, recipe, without_effect
 
 if TYPE_CHECKING:
     from typing_extensions import Self

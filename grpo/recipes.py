@@ -6,11 +6,12 @@ function in core (if none fits) and one row here. `grpo presets --recipes` print
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from grpo.errors import nearest
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "credit": ("trajectory", "reward_to_go", "per_reward"),
@@ -336,12 +337,6 @@ _NEEDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "clip_cov_high": (lambda r: r.clip_cov > 0, "it needs clip_cov > 0"),
     "kl_cov_coef": (lambda r: r.kl_cov > 0, "it needs kl_cov > 0"),
 }
-
-
-def nearest(word: object, known: Sequence[str]) -> str:
-    """ "; did you mean …?" with the closest known word, or nothing."""
-    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)
-    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 _ROWS = (

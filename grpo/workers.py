@@ -28,6 +28,8 @@ from multiprocessing import connection, util
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from grpo.errors import line
+
 START_TIMEOUT = 120.0
 """Seconds a new process may take to load what the function needs."""
 ORPHAN_GRACE = 5.0
@@ -340,9 +342,3 @@ def _seed(seed: str) -> None:
 
 def _name(function: Any) -> str:
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-
-
-def line(error: BaseException) -> str:
-    """An exception in one short line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__

@@ -15,12 +15,13 @@ from typing import Any
 from grpo.app.settings import Layer, Resolved, flag_layer, layer, resolve
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
+from grpo.errors import SamplesFailed
 from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
 from grpo.run.progress import printable
-from grpo.run.session import SamplesFailed, Summary
+from grpo.run.session import Summary
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.trackers import SinkError
 from grpo.trainer import Diverged, GRPOTrainer, StepReport

@@ -10,7 +10,8 @@ from typing import Any
 
 from grpo.app.settings import Resolved, preset_names
 from grpo.config import ConfigError, GRPOConfig
-from grpo.recipes import CHOICES, Recipe, nearest
+from grpo.errors import nearest
+from grpo.recipes import CHOICES, Recipe
 from grpo.run.config import RunConfig
 
 

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from grpo.app.files import parse_settings, read_settings
 from grpo.config import COLUMNS, ConfigError, GRPOConfig, one_line
 from grpo.dialects import OWN, RUN, Spelling, read, spellings, translate_run
-from grpo.recipes import RECIPES, nearest
+from grpo.errors import nearest
+from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
 
 ALGORITHM_DIALECT = "rlinf"

@@ -37,12 +37,12 @@ from grpo.envs.heads import make_head
 from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.video import can_show
+from grpo.errors import SamplesFailed
 from grpo.models import moved
 from grpo.protocols import State
 from grpo.reference import FrozenActor
 from grpo.report import StepReport
 from grpo.run.progress import SHOWN
-from grpo.run.session import SamplesFailed
 from grpo.trainer import GRPOTrainer as Trainer
 
 TUTORIAL = {

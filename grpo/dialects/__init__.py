@@ -14,7 +14,7 @@ from typing import Any
 from grpo.dialects.run import RUN, RUN_NAMES
 from grpo.dialects.spelling import Settings, Soft, Spelling, Together, Translation, truth
 from grpo.dialects.words import COMMON, OWN, SYSTEMS
-from grpo.recipes import nearest
+from grpo.errors import nearest
 
 __all__ = [
     "COMMON", "OWN", "RUN", "RUN_NAMES", "SYSTEMS", "Spelling", "Translation",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from grpo.recipes import nearest
+from grpo.errors import nearest
 
 Settings = dict[str, Any]
 Together = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Settings]]

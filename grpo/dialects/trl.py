@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo.dialects.spelling import Settings, Soft, Spelling, absent, always, choice, given, refuse, truth, when, whole
-from grpo.recipes import nearest
+from grpo.errors import nearest
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 

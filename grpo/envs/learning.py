@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from grpo.errors import SamplesFailed
 from grpo.report import StepReport
 from grpo.run.budget import FailureBudget
 from grpo.run.folder import RunFolder
 from grpo.run.progress import make_progress
-from grpo.run.session import SamplesFailed
 from grpo.trainer import GRPOTrainer
 
 ENDLESS = 10**9

@@ -31,7 +31,8 @@ from gymnasium.wrappers import TimeLimit
 
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.serial import Env, SerialFleet, name_of, time_limit
-from grpo.workers import CannotStart, line
+from grpo.errors import line
+from grpo.workers import CannotStart
 
 Kind: TypeAlias = Literal["auto", "classic", "vector", "envpool", "serial", "processes"]
 KINDS: tuple[Kind, ...] = ("auto", "classic", "vector", "envpool", "serial", "processes")

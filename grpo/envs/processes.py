@@ -26,7 +26,8 @@ from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, numbered, told, when
 from grpo.envs.shared_memory import Board, share
 from grpo.envs.spaces import leaves, put, zeros
-from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished, line
+from grpo.errors import line
+from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished
 
 
 class ProcessFleet:

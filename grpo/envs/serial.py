@@ -20,7 +20,7 @@ from gymnasium.wrappers import TimeLimit
 from grpo.envs import snapshot
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.spaces import bounds, numeric, put, zeros
-from grpo.workers import line
+from grpo.errors import line
 
 Env: TypeAlias = gym.Env[Any, Any]
 Make: TypeAlias = Callable[[], Env]

@@ -21,7 +21,7 @@ import numpy as np
 from gymnasium.wrappers import TimeLimit
 
 from grpo.envs.fleet import EnvError, Tree
-from grpo.workers import line
+from grpo.errors import line
 
 if TYPE_CHECKING:
     from grpo.envs.serial import SerialFleet

@@ -27,7 +27,7 @@ from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.serial import numbered, told
 from grpo.envs.snapshot import same
 from grpo.envs.spaces import bounds, each, leaves, numeric, put, take, zeros
-from grpo.workers import line
+from grpo.errors import line
 
 Members = Sequence[int] | np.ndarray
 

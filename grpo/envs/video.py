@@ -26,7 +26,7 @@ import numpy as np
 
 from grpo.envs.fleet import EnvError
 from grpo.envs.serial import name_of
-from grpo.workers import line
+from grpo.errors import line
 
 DEFAULT_FPS = 30
 MAX_FRAMES = 20_000

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.config import ConfigError
-from grpo.recipes import nearest
+from grpo.errors import nearest
 
 TINY = "tiny"
 """The model's name in the settings."""

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from grpo.config import ConfigError
+from grpo.errors import SamplesFailed
 from grpo.language import preflight
 from grpo.language.compat.callbacks import Callbacks
 from grpo.language.compat.easydel import vInference
@@ -41,7 +42,7 @@ from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.models import device_of
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
-from grpo.run.session import SamplesFailed, Summary
+from grpo.run.session import Summary
 from grpo.trainer import GRPOTrainer as SharedTrainer
 from grpo.trainer import StepReport
 

@@ -22,11 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from grpo.errors import SamplesFailed
 from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
 from grpo.run.lock import locked
 from grpo.run.progress import SHOWN, Progress, make_progress
-from grpo.run.session import SamplesFailed, Session, Summary
+from grpo.run.session import Session, Summary
 from grpo.run.signals import StopSignals
 from grpo.run.trackers import Sink
 from grpo.trainer import GRPOTrainer, StepReport

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo.errors import SamplesFailed
 from grpo.run import checkpoint, signals
 from grpo.run.budget import WINDOW, FailureBudget
 from grpo.run.exhibits import exhibit
@@ -33,10 +34,6 @@ EXIT_CODES = {"done": 0, "stopped": 0, signals.PREEMPTED: 75, signals.INTERRUPTE
 
 class _CutShort(BaseException):
     """Ends a save that nobody waits for any more."""
-
-
-class SamplesFailed(RuntimeError):
-    """Samples failed on the first step, where it is still cheap to find out why."""
 
 
 @dataclass(frozen=True)

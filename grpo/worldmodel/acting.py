@@ -15,7 +15,7 @@ import torch
 
 from grpo.envs.fleet import Begun, EnvError, Fleet, Snapshot, Tree
 from grpo.envs.spaces import put, zeros
-from grpo.run.session import SamplesFailed
+from grpo.errors import SamplesFailed
 from grpo.worldmodel.background import Tape
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel

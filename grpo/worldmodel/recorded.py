@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.workers import line
+from grpo.errors import line
 
 Tensors = dict[str, Tensor]
 

@@ -21,11 +21,10 @@ from torch import Tensor
 from grpo.config import ConfigError
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
+from grpo.errors import SamplesFailed, line
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts
-from grpo.run.session import SamplesFailed
 from grpo.seeding import derive
-from grpo.workers import line
 from grpo.worldmodel.acting import Lanes
 from grpo.worldmodel.background import Beside, Tape
 from grpo.worldmodel.config import WorldModelConfig

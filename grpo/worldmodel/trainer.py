@@ -21,13 +21,13 @@ from grpo.envs.fleet import Fleet
 from grpo.envs.heads import Head, make_head
 from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
+from grpo.errors import SamplesFailed
 from grpo.models import device_of, moved
 from grpo.protocols import Reference
 from grpo.reference import FrozenActor
 from grpo.report import StepReport
 from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
-from grpo.run.session import SamplesFailed
 from grpo.trainer import GRPOTrainer as Trainer
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import World

@@ -12,9 +12,10 @@ import pytest
 from grpo.cli import main
 from grpo.control import GRPOTrainer, groups
 from grpo.envs.fleet import EnvError
+from grpo.errors import SamplesFailed
 from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
-from grpo.run.loop import SamplesFailed, run
+from grpo.run.loop import run
 from tests.faults import envs
 from tests.faults.envs import SEEDS
 

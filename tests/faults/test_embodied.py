@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from grpo.control import GRPOTrainer
+from grpo.errors import SamplesFailed
 from grpo.protocols import CollectRequest
 from grpo.rollouts import Status
-from grpo.run.session import SamplesFailed
 from tests.unit.control.reach import Reach
 
 

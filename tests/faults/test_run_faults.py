@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from grpo.errors import SamplesFailed
 from grpo.rollouts import Status
 from grpo.run.folder import FolderError, RunFolder, run_path
-from grpo.run.loop import SamplesFailed
 from grpo.trainer import Diverged
 from tests.faults.tiny import NO_REFERENCE, QUICK, make_folder, make_trainer, run, train
 

@@ -12,9 +12,10 @@ import torch
 from grpo.cli import main
 from grpo.config import ConfigError
 from grpo.envs.fleet import EnvError
+from grpo.errors import SamplesFailed
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
-from grpo.run.loop import SamplesFailed, run
+from grpo.run.loop import run
 from grpo.worldmodel import acting
 from grpo.worldmodel.model.learner import ModelDiverged
 from tests.faults import envs

@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grpo.config import ConfigError
+from grpo.errors import line
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
 from grpo.language.rewards.lookup import FromFile, find
-from grpo.workers import Feed, Outcome, Pool, line
+from grpo.workers import Feed, Outcome, Pool
 
 if TYPE_CHECKING:
     from grpo.language.samples import Sample

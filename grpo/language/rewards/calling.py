@@ -28,8 +28,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from grpo.config import ConfigError
-from grpo.recipes import nearest
-from grpo.workers import line
+from grpo.errors import line, nearest
 
 if TYPE_CHECKING:
     from grpo.language.samples import Sample

@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from grpo.config import ConfigError
-from grpo.recipes import nearest
-from grpo.workers import line
+from grpo.errors import line, nearest
 
 
 class FromFile:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo.config import ConfigError
-from grpo.workers import line
+from grpo.errors import line
 
 if TYPE_CHECKING:
     from grpo.language.samples import Sample

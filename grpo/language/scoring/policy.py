@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from grpo.config import ConfigError
+from grpo.errors import line
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring import segments
 from grpo.language.scoring.decoder_layout import KEEP, Unsupported
 from grpo.language.scoring.head import fuses, log_probs
 from grpo.language.scoring.packing import fill, lay_out
 from grpo.rollouts import Rollouts, Scores
-from grpo.workers import line
 
 TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Size of the float32 logits of one tile. On a CPU above the size from which memory goes back to the system at once."""

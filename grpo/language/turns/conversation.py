@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from grpo.config import ConfigError
+from grpo.errors import line
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, check_prefixes
 from grpo.language.engines import Completion, Engine, Sampling, Tokens, in_groups
@@ -24,7 +25,6 @@ from grpo.language.rewards.lookup import find
 from grpo.language.samples import Message, Prompt, Sample
 from grpo.language.source import Groups, seed_of
 from grpo.language.turns.tools import Call, Toolbox, parse_calls
-from grpo.workers import line
 
 __all__ = ["Call", "Conversation", "Environment", "Toolbox", "make_conversation", "parse_calls"]
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.config import ConfigError
-from grpo.workers import Pool, line
+from grpo.errors import line
+from grpo.workers import Pool
 
 LONGEST = 2_000
 """Characters of an answer; the rest is cut."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from grpo.workers import line
+from grpo.errors import line
 
 
 def wanted(asked: bool | None, device: torch.device) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo.errors import SamplesFailed
 from grpo.protocols import State
-from grpo.run.session import SamplesFailed
 from grpo.worldmodel.model.adapters import trained
 from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments, part
 from grpo.worldmodel.model.pieces import fused

@@ -9,8 +9,8 @@ from grpo.app.builders import configs
 from grpo.app.settings import flag_layer, preset_layer, resolve
 from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
+from grpo.errors import SamplesFailed
 from grpo.protocols import CollectRequest
-from grpo.run.session import SamplesFailed
 from tests.unit.control.catch import Catch
 
 QUICK = {"vector": "serial", "hidden": (16,), "activation": "relu", "group_size": 4, "groups_per_step": 2}

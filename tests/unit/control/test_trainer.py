@@ -14,9 +14,9 @@ from grpo.control import ControlConfig, GRPOTrainer, make_trainer
 from grpo.control import test as look_at
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory
+from grpo.errors import SamplesFailed
 from grpo.run.checkpoint import CheckpointError
 from grpo.run.folder import RunFolder
-from grpo.run.loop import SamplesFailed
 from tests.faults import envs
 
 SMALL = {"group_size": 4, "groups_per_step": 2, "num_iterations": 2, "eval_episodes": 4, "max_episode_steps": 40}

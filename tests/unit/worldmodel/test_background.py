@@ -16,9 +16,9 @@ import torch
 from gymnasium import spaces
 
 from grpo.config import ConfigError
+from grpo.errors import SamplesFailed
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
-from grpo.run.session import SamplesFailed
 from grpo.worldmodel.acting import Lanes
 from grpo.worldmodel.background import _ended
 from tests.unit.worldmodel.worlds import make, same, weights

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from grpo.errors import line
 from grpo.language.engines.cuda_graphs.blocks import PAGE, Pages
 from grpo.language.engines.cuda_graphs.kernels import Attention, add_norm, attend, place
 from grpo.language.scoring.decoder_layout import ODD, Layout, Norm, Parts, Unsupported, hooked
 from grpo.language.scoring.head import product, wide
 from grpo.language.scoring.kernels.layers import gate
-from grpo.workers import line
 
 INTERFACE = "grpo_graphed"
 SCORES = 1 << 27

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from grpo.errors import line
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.cuda_graphs.blocks import Pages, size_of
 from grpo.language.engines.cuda_graphs.decoder import Decoder, ModuleDecoder, make_decoder
 from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE
 from grpo.language.engines.cuda_graphs.sampler import Outputs, choose
 from grpo.language.scoring.decoder_layout import Unsupported
-from grpo.workers import line
 
 READ_CAPTURED = 8192
 """Tokens of prompts up to which reading them is captured, too; with more, launching is no longer what takes time."""

@@ -1,0 +1,22 @@
+"""What went wrong, in words: shared by everyone who raises, imports nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+
+class SamplesFailed(RuntimeError):
+    """Samples failed on the first step, where it is still cheap to find out why."""
+
+
+def line(error: BaseException) -> str:
+    """An exception in one short line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def nearest(word: object, known: Sequence[str]) -> str:
+    """ "; did you mean …?" with the closest known word, or nothing."""
+    close = difflib.get_close_matches(str(word), known, n=1, cutoff=0.5)
+    return f'; did you mean "{close[0]}"?' if close else ""
