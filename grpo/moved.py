@@ -59,6 +59,7 @@ MOVED = {
     "worldmodel.chunks": "worldmodel.replay.chunks",
     "worldmodel.records": "worldmodel.replay.records",
     "worldmodel.beside": "worldmodel.background",
+    "worldmodel.recorded": "graphs",
     "worldmodel.held": "envs.action_repeat",
     "envs.board": "envs.shared_memory",
     "envs.frozen": "reference",

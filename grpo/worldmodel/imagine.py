@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.graphs import Recorded, Tensors
 from grpo.worldmodel.model.compiled import Compiled
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
-from grpo.worldmodel.recorded import Recorded, Tensors
 
 RewardFn = Callable[["Futures"], Any]
 

@@ -6,11 +6,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from grpo.envs.heads import make_head
+from grpo.graphs import MOST, PLAIN, Recorded
 from grpo.worldmodel.imagine import Imagination
 from grpo.worldmodel.model.learner import Study
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, make_network
-from grpo.worldmodel.recorded import MOST, PLAIN, Recorded
 from grpo.worldmodel.replay.buffer import Sample
 
 pytestmark = pytest.mark.gpu

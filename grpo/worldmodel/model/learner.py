@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo.errors import SamplesFailed
+from grpo.graphs import Recorded, Tensors
 from grpo.protocols import State
 from grpo.worldmodel.model.adapters import trained
 from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments, part
@@ -18,7 +19,6 @@ from grpo.worldmodel.model.pieces import fused
 from grpo.worldmodel.model.recurrence import few_threads
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel
-from grpo.worldmodel.recorded import Recorded, Tensors
 from grpo.worldmodel.replay.buffer import Replay, Sample
 
 MAX_NONFINITE = 3

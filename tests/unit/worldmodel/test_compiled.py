@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
+from grpo.graphs import Recorded
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.imagine import Imagination
 from grpo.worldmodel.model.compiled import Compiled, wanted
-from grpo.worldmodel.recorded import Recorded
 from tests.unit.worldmodel.worlds import make
 
 NO_FALLBACK = pytest.mark.filterwarnings("error:goes on without torch.compile")

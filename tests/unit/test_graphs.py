@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from grpo.worldmodel.recorded import PLAIN, Recorded
+from grpo.graphs import PLAIN, Recorded
 
 DEVICE = torch.device("cuda", 1)
 """Not the current one."""
