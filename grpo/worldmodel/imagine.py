@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo.graphs import Recorded, Tensors
+from grpo.graphs import GraphedCallable, Tensors
 from grpo.worldmodel.model.compiled import Compiled
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel
@@ -58,7 +59,8 @@ class Imagination:
     def __init__(self, model: WorldModel, policy: ActorPolicy, compiled: bool = False, graphs: bool = True) -> None:
         self._model, self._policy = model, policy
         self._step = Compiled(self._next) if compiled else self._next
-        self._futures = Recorded(self._ahead, lambda: (*model.parameters(), *policy.module.parameters()), graphs)
+        uses = (model, policy.module)
+        self._futures = GraphedCallable(self._ahead, lambda: chain(*(x.parameters() for x in uses)), graphs)
 
     @torch.no_grad()
     def __call__(self, start: Latent, group: int, horizon: int, random: torch.Generator) -> Imagined:

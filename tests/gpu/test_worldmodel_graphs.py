@@ -1,4 +1,4 @@
-"""Recorded on a CUDA device: the same numbers as without, after weights moved too; what cannot be recorded goes on."""
+"""Captured on a CUDA device: the same numbers as without, after weights moved too; what cannot be captured goes on."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from grpo.envs.heads import make_head
-from grpo.graphs import MOST, PLAIN, Recorded
+from grpo.graphs import MOST, PLAIN, GraphedCallable
 from grpo.worldmodel.imagine import Imagination
 from grpo.worldmodel.model.learner import Study
 from grpo.worldmodel.model.world_model import WorldModel
@@ -68,31 +68,31 @@ def same(one, two, first):
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_recorded_updates_are_those_without(kind, compiled):
+def test_captured_updates_are_those_without(kind, compiled):
     shapes = SHAPES[kind]
     plain = Study(made(shapes), 1e-3, 0, frozen=False, graphs=False)
-    recorded = Study(made(shapes), 1e-3, 0, frozen=False, compiled=compiled)
-    for study in (plain, recorded):
+    captured = Study(made(shapes), 1e-3, 0, frozen=False, compiled=compiled)
+    for study in (plain, captured):
         learned(study, shapes, 8)
-    assert len(recorded._gradients) == len(recorded._step) == 1 and not len(plain._gradients)
-    assert recorded.metrics == pytest.approx(plain.metrics, rel=2e-2, abs=1e-3)
-    same(plain.model, recorded.model, made(shapes))
-    assert plain.updates == recorded.updates == 8
+    assert len(captured._gradients) == len(captured._step) == 1 and not len(plain._gradients)
+    assert captured.metrics == pytest.approx(plain.metrics, rel=2e-2, abs=1e-3)
+    same(plain.model, captured.model, made(shapes))
+    assert plain.updates == captured.updates == 8
 
 
-def test_a_state_is_taken_up_by_a_study_that_has_recorded():
+def test_a_state_is_taken_up_by_a_study_that_has_captured():
     shapes = SHAPES["vectors"]
-    plain, recorded = (Study(made(shapes), 1e-3, 0, frozen=False, graphs=graphs) for graphs in (False, True))
-    learned(recorded, shapes, 8)
+    plain, captured = (Study(made(shapes), 1e-3, 0, frozen=False, graphs=graphs) for graphs in (False, True))
+    learned(captured, shapes, 8)
     learned(plain, shapes, 3)
-    recorded.load_state(plain.state())
-    for study in (plain, recorded):
+    captured.load_state(plain.state())
+    for study in (plain, captured):
         learned(study, shapes, 8, first=3)
-    assert len(recorded._gradients) == 1 and recorded.updates == 11
-    same(plain.model, recorded.model, made(shapes))
+    assert len(captured._gradients) == 1 and captured.updates == 11
+    same(plain.model, captured.model, made(shapes))
 
 
-def test_an_update_that_is_not_finite_changes_nothing_of_what_was_recorded():
+def test_an_update_that_is_not_finite_changes_nothing_of_what_was_captured():
     shapes = SHAPES["vectors"]
     study = Study(made(shapes), 1e-3, 0, frozen=False)
     learned(study, shapes, ENOUGH + 1)
@@ -110,14 +110,14 @@ SPACES = {"a choice": Discrete(2), "numbers": Box(-1.0, 1.0, (2,), np.float32)}
 
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("compiled", [False, True])
-def test_recorded_futures_are_those_without(space, compiled):
+def test_captured_futures_are_those_without(space, compiled):
     model, head = made(SHAPES["vectors"]), make_head(SPACES[space], "auto", -0.5, state_std=True)
     policy = ActorPolicy(make_network(model.flat_width, 64, head, 2, 0), head)
     policy.module.cuda()
-    plain, recorded = Imagination(model, policy, graphs=False), Imagination(model, policy, compiled)
+    plain, captured = Imagination(model, policy, graphs=False), Imagination(model, policy, compiled)
     start = model.rssm.initial(6)
-    kept = [recorded(start, 3, 5, generator(k)) for k in range(ENOUGH)]
-    assert len(recorded._futures) == 1
+    kept = [captured(start, 3, 5, generator(k)) for k in range(ENOUGH)]
+    assert len(captured._futures) == 1
     for k, mine in enumerate(kept):
         other = plain(start, 3, 5, generator(k))
         for name in ("action_NH", "logp_NH", "reward_NH", "goes_on_NH", "flat"):
@@ -125,13 +125,13 @@ def test_recorded_futures_are_those_without(space, compiled):
     with torch.no_grad():
         for p in policy.module.parameters():
             p.add_(0.1 * torch.randn_like(p))
-    mine, other = (i(start, 3, 5, generator(9)) for i in (recorded, plain))
+    mine, other = (i(start, 3, 5, generator(9)) for i in (captured, plain))
     torch.testing.assert_close(mine.logp_NH, other.logp_NH, rtol=2e-3, atol=2e-4)
 
 
-def test_work_that_waits_for_the_device_goes_on_unrecorded():
+def test_work_that_waits_for_the_device_goes_on_uncaptured():
     weight = torch.ones(3, device="cuda")
-    work = Recorded(lambda given: {"y": given["x"] * float(weight.sum())}, lambda: [weight])
+    work = GraphedCallable(lambda given: {"y": given["x"] * float(weight.sum())}, lambda: [weight])
     x = torch.arange(3.0, device="cuda")
     for _ in range(PLAIN):
         work({"x": x})
@@ -141,9 +141,9 @@ def test_work_that_waits_for_the_device_goes_on_unrecorded():
     assert work({"x": x + 1})["y"].tolist() == [3.0, 6.0, 9.0]
 
 
-def test_shapes_have_recordings_of_their_own_and_not_too_many():
+def test_shapes_have_graphs_of_their_own_and_not_too_many():
     weight = torch.full((1,), 2.0, device="cuda")
-    work = Recorded(lambda given: {"y": given["x"] * weight}, lambda: [weight])
+    work = GraphedCallable(lambda given: {"y": given["x"] * weight}, lambda: [weight])
     for _ in range(ENOUGH):
         for count in range(1, MOST + 3):
             x = torch.arange(float(count), device="cuda")
@@ -154,9 +154,9 @@ def test_shapes_have_recordings_of_their_own_and_not_too_many():
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is no other device")
-def test_work_on_another_device_than_the_current_one_is_recorded_there():
+def test_work_on_another_device_than_the_current_one_is_captured_there():
     weight = torch.full((1,), 2.0, device="cuda:1")
-    work = Recorded(lambda given: {"y": given["x"] * weight}, lambda: [weight])
+    work = GraphedCallable(lambda given: {"y": given["x"] * weight}, lambda: [weight])
     for k in range(ENOUGH):
         assert work({"x": torch.full((1,), float(k), device="cuda:1")})["y"].tolist() == [2.0 * k]
     assert len(work) == 1 and torch.cuda.current_device() == 0

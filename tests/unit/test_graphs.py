@@ -1,11 +1,11 @@
-"""Recordings on a device that is made up: where they are made, when they are void, and what is left when one fails."""
+"""Graphs on a device that is made up: where they are captured, when they are void, and what is left when one fails."""
 
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from grpo.graphs import PLAIN, Recorded
+from grpo.graphs import PLAIN, GraphedCallable
 
 DEVICE = torch.device("cuda", 1)
 """Not the current one."""
@@ -37,7 +37,7 @@ def device(monkeypatch):
     told, current = [], []
 
     class Graph:
-        def capture_begin(self, capture_error_mode):
+        def capture_begin(self, pool, capture_error_mode):
             told.append(("begin", current[-1].device))
 
         def capture_end(self):
@@ -65,18 +65,18 @@ def tried(work, count, size=1):
         work({"x": torch.ones(size)})
 
 
-def test_work_is_recorded_on_its_own_device_with_room_made_before(device):
+def test_work_is_captured_on_its_own_device_with_room_made_before(device):
     weight = Weight(2)
-    work = Recorded(lambda given: {"y": given["x"] * weight.x}, lambda: [weight])
+    work = GraphedCallable(lambda given: {"y": given["x"] * weight.x}, lambda: [weight])
     tried(work, PLAIN)
     assert device == [] and len(work) == 0
     tried(work, 2)
     assert device == ["room", ("begin", DEVICE), ("end", DEVICE), "play", "play"] and len(work) == 1
 
 
-def test_a_tensor_that_moved_makes_recordings_void(device):
+def test_a_tensor_that_moved_makes_graphs_void(device):
     weights = [Weight(2)]
-    work = Recorded(lambda given: {"y": given["x"] * weights[0].x}, lambda: weights)
+    work = GraphedCallable(lambda given: {"y": given["x"] * weights[0].x}, lambda: weights)
     tried(work, PLAIN + 1)
     weights[0].x.fill_(3)
     tried(work, 1)
@@ -85,7 +85,7 @@ def test_a_tensor_that_moved_makes_recordings_void(device):
     assert work({"x": torch.ones(1)})["y"].tolist() == [4.0] and len(work) == 0
 
 
-def test_a_recording_that_fails_leaves_none_that_hold_memory(device):
+def test_a_capture_that_fails_leaves_none_that_hold_memory(device):
     weight, full = Weight(2), []
 
     def found(given):
@@ -93,7 +93,7 @@ def test_a_recording_that_fails_leaves_none_that_hold_memory(device):
             raise torch.OutOfMemoryError("no room")
         return {"y": given["x"] * weight.x}
 
-    work = Recorded(found, lambda: [weight])
+    work = GraphedCallable(found, lambda: [weight])
     tried(work, PLAIN + 1)
     assert len(work) == 1
     full.append(True)
@@ -103,3 +103,18 @@ def test_a_recording_that_fails_leaves_none_that_hold_memory(device):
     assert len(work) == 0 and device[-1] == ("end", DEVICE)
     tried(work, PLAIN + 1)
     assert device[-1] == ("end", DEVICE)
+
+
+def test_without_a_device_only_the_first_tensor_is_asked_for():
+    asked = []
+
+    def uses():
+        for number in range(3):
+            asked.append(number)
+            yield torch.ones(1)
+
+    work = GraphedCallable(lambda given: given, uses)
+    tried(work, 5)
+    assert asked == [0] * 5
+    tried(GraphedCallable(lambda given: given, uses, wanted=False), 5)
+    assert len(asked) == 5

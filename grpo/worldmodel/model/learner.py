@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from grpo.errors import SamplesFailed
-from grpo.graphs import Recorded, Tensors
+from grpo.graphs import GraphedCallable, Tensors
 from grpo.protocols import State
 from grpo.worldmodel.model.adapters import trained
 from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments, part
@@ -51,8 +51,8 @@ class Study:
             model.rssm.pieces = fused()
         self._tensors = list(trained(model).values())
         self._optimiser = None if frozen or not self._tensors else LaProp(self._tensors, lr=rate, warmup=warmup)
-        self._gradients = Recorded(self._differentiated, self._in_use, graphs)
-        self._step = Recorded(self._moved, self._in_use, graphs)
+        self._gradients = GraphedCallable(self._differentiated, self._in_use, graphs)
+        self._step = GraphedCallable(self._moved, self._in_use, graphs)
         self.updates, self.skipped = 0, 0
         self._in_a_row = 0
         self.metrics: dict[str, float] = {}

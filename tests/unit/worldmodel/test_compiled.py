@@ -1,4 +1,4 @@
-"""Speed is taken where it can be had: compiled and recorded work gives the same, and nothing ends where it cannot."""
+"""Speed is taken where it can be had: compiled and captured work gives the same, and nothing ends where it cannot."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.graphs import Recorded
+from grpo.graphs import GraphedCallable
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.imagine import Imagination
 from grpo.worldmodel.model.compiled import Compiled, wanted
@@ -68,9 +68,9 @@ def test_nobody_is_made_to_compile_on_a_cpu():
     assert not wanted(False, torch.device("cuda"))
 
 
-def test_nothing_is_recorded_without_a_cuda_device():
+def test_nothing_is_captured_without_a_cuda_device():
     weight = torch.ones(2)
-    work = Recorded(lambda given: {"y": given["x"] * weight}, lambda: [weight])
+    work = GraphedCallable(lambda given: {"y": given["x"] * weight}, lambda: [weight])
     for k in range(6):
         assert work({"x": torch.full((2,), float(k))})["y"].tolist() == [k, k]
     assert len(work) == 0

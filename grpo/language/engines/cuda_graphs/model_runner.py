@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from grpo.errors import line
+from grpo.graphs import capture
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.cuda_graphs.blocks import Pages, size_of
 from grpo.language.engines.cuda_graphs.decoder import Decoder, ModuleDecoder, make_decoder
@@ -313,18 +314,7 @@ class Machine:
             self._graph_pool = torch.cuda.graph_pool_handle()
         # One stream for all: what the allocator keeps of one capture serves the next.
         self._stream = self._stream or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        current, stream = torch.cuda.current_stream(self.device), self._stream
-        graph = torch.cuda.CUDAGraph()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            work()
-            # Not torch.cuda.graph, which collects garbage and empties the allocator's cache every time.
-            graph.capture_begin(pool=self._graph_pool, capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                graph.capture_end()
-        current.wait_stream(stream)
+        graph, _ = capture(work, self._stream, self._graph_pool, warm_up=True)
         return graph.replay
 
 
