@@ -186,7 +186,7 @@ def divide_by_state() -> None:
     import numpy as np
 
     from grpo.control import source
-    from grpo.control.fitted import FittedValue
+    from grpo.control.baselines.fitted import FittedValue
     from grpo.core.advantages import ridge_baselines
     from grpo.envs.spaces import take
 

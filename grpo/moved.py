@@ -65,6 +65,9 @@ MOVED = {
     "envs.frozen": "reference",
     "envs.evaluation": "envs.evaluate",
     "control.mirror": "control.numpy_policy",
+    "control.fitted": "control.baselines.fitted",
+    "control.points": "control.baselines.points",
+    "control.critic": "control.baselines.critic",
     "run.seeding": "seeding",
     "run.sinks": "run.trackers",
 }

@@ -14,14 +14,15 @@ import numpy as np
 import torch
 
 from grpo.config import ConfigError
-from grpo.control.baselines import Baseline, choose, explained, linear, returns_to_go
+from grpo.control.baselines.critic import Critic
+from grpo.control.baselines.fitted import FittedValue
+from grpo.control.baselines.linear import Baseline, choose, explained, linear, returns_to_go
+from grpo.control.baselines.points import until_reward
 from grpo.control.chunks import by_token, paid_together
 from grpo.control.config import ROOM_BASELINES, ControlConfig
-from grpo.control.critic import Critic
 from grpo.control.evaluate import judged, watch
 from grpo.control.export import Greedy, export_onnx
 from grpo.control.films import Reel, film
-from grpo.control.fitted import FittedValue
 from grpo.control.groups import (
     EVALUATION,
     EXPERT,
@@ -35,7 +36,6 @@ from grpo.control.groups import (
 )
 from grpo.control.imitate import imitate, shown_by, worth_it, write
 from grpo.control.play import Episodes, play
-from grpo.control.points import until_reward
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import LIMIT, Scaling
 from grpo.control.stream import Streams

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo.control import GRPOTrainer
-from grpo.control.baselines import MAX_FEATURES, RIDGES, choose, explained, features, linear, returns_to_go
+from grpo.control.baselines.linear import MAX_FEATURES, RIDGES, choose, explained, features, linear, returns_to_go
 from grpo.control.play import Episodes
 
 HORIZON = 10

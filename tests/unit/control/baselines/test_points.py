@@ -6,9 +6,9 @@ import pytest
 
 from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
-from grpo.control.fitted import FittedValue
+from grpo.control.baselines.fitted import FittedValue
+from grpo.control.baselines.points import until_reward
 from grpo.control.play import Episodes
-from grpo.control.points import until_reward
 from grpo.core.advantages import reward_to_go
 from grpo.protocols import CollectRequest
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from grpo.control import ControlConfig, GRPOTrainer
-from grpo.control.critic import Critic
+from grpo.control.baselines.critic import Critic
 from grpo.control.scaling import Scaling
-from tests.unit.control.test_baselines import episodes, played
+from tests.unit.control.baselines.test_linear import episodes, played
 
 SPACE = gym.spaces.Box(-1, 1, (2,), np.float32)
 NO_SCALING = Scaling(SPACE, False)

@@ -8,8 +8,8 @@ import pytest
 
 from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
-from grpo.control.fitted import RIDGE, FittedValue
-from tests.unit.control.test_baselines import episodes, played
+from grpo.control.baselines.fitted import RIDGE, FittedValue
+from tests.unit.control.baselines.test_linear import episodes, played
 
 SPACE = gym.spaces.Box(-1, 1, (2,), np.float32)
 HALF = np.array([0, 1] * 3)

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from grpo.control.baselines import returns_to_go
+from grpo.control.baselines.linear import returns_to_go
 from grpo.control.play import Episodes
 from grpo.envs.spaces import each
 
