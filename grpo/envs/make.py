@@ -238,10 +238,13 @@ def _batched(factory: EnvFactory, size: int, kind: Kind) -> Fleet:
             why = "takes no kwargs" if factory.kwargs else f"is for {', '.join(CLASSIC)}"
             raise EnvError(f"{factory.name}: kind='classic' {why}; use kind='serial'")
         return make_classic(factory.env, size, factory.horizon)
-    from grpo.envs.vectors import EnvPoolFleet, GymVectorFleet
+    if kind == "envpool":
+        from grpo.envs.envpool import EnvPoolFleet
 
-    made: Any = EnvPoolFleet if kind == "envpool" else GymVectorFleet
-    return made(factory.env, size, factory.kwargs, factory.horizon)
+        return EnvPoolFleet(factory.env, size, factory.kwargs, factory.horizon)
+    from grpo.envs.vectors import GymVectorFleet
+
+    return GymVectorFleet(factory.env, size, factory.kwargs, factory.horizon)
 
 
 def _around(env: Env, size: int, kind: Kind, kwargs: Mapping[str, Any] | None, horizon: int | None) -> Fleet:

@@ -1,21 +1,13 @@
-"""Fleets over environments that others have batched: Gymnasium's vector entry points, and EnvPool.
+"""A fleet over an environment's registered batched form: Gymnasium's vector entry points.
 
-    GymVectorFleet("CartPole-v1", size=64)   # one NumPy program steps all members
-    EnvPoolFleet("Ant-v4", size=64)          # C++ threads step them; seeds and physics are EnvPool's own
-
-A batched environment steps everybody and starts the next episode by itself, wherever it likes. A fleet promises the
-opposite: members move only when named, an episode that has ended shows its last observation and waits, and a reset
-starts from the seed that was asked for. Both fleets here keep that promise or say in one line why they cannot.
+GymVectorFleet("CartPole-v1", size=64)   # one NumPy program steps all members
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -23,19 +15,14 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
-from grpo.envs.serial import numbered, told
+from grpo.envs.batched import BatchedFleet, Members, success_of
+from grpo.envs.fleet import Begun, EnvError, Snapshot, Tree
 from grpo.envs.snapshot import same
-from grpo.envs.spaces import bounds, each, leaves, numeric, put, take, zeros
+from grpo.envs.spaces import put, take
 from grpo.errors import line
-
-Members = Sequence[int] | np.ndarray
 
 _CARTPOLE_STATE = ("state", "steps", "prev_done")
 """Where `CartPoleVectorEnv` keeps its members, one on each last index. No other attribute changes as they play."""
-_UNLIMITED = 2**31 - 1
-"""EnvPool's word for no horizon, and the first seed that it cannot take."""
-_SUCCESS = ("is_success", "success")
 
 
 def has_vector_entry_point(id: str) -> bool:
@@ -51,178 +38,7 @@ def has_vector_entry_point(id: str) -> bool:
     return "jax" not in (entry if isinstance(entry, str) else f"{entry.__module__}:{entry}").lower()
 
 
-class _Batched:
-    """What both fleets share: who waits, which actions led here, and what is fit to be seen."""
-
-    _lockstep = False
-    """Whether members cannot stand still while others play."""
-
-    def __init__(
-        self, name: str, size: int, observes: gym.Space[Any], acts: gym.Space[Any], horizon: int | None
-    ) -> None:
-        if not isinstance(acts, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box):
-            raise EnvError(f"{name}: its batched form takes actions from {acts}, not arrays; use kind='serial'")
-        if numeric(observes) != observes:
-            raise EnvError(f"{name}: its batched form shows {observes}, not all of it arrays; use kind='serial'")
-        self.name, self.size, self.horizon = name, size, horizon
-        self.observation_space, self.action_space = observes, acts
-        self._low, self._high = bounds(acts)
-        self._over_M = np.ones(size, bool)  # nobody has begun, so everybody waits
-        self._length_M = np.zeros(size, np.intp)
-        self._seed_M = [0] * size
-        self._action_MT = np.zeros((size, 64, *(acts.shape or ())), acts.dtype)
-
-    def reset(self, members: Members, seeds: Sequence[int]) -> Begun:
-        """Begin an episode for each named member; equal seeds, equal starts."""
-        members = self._numbers(members)
-        if not members.size:
-            return Begun(zeros(self.observation_space, 0))
-        own, problem = [int(seed) for seed in seeds], ""
-        try:
-            observation = self._start(members, own)
-        except EnvError:
-            raise
-        except Exception as error:  # anything an environment may raise
-            observation, problem = zeros(self.observation_space, len(members)), f"reset raised {line(error)}"
-        self._over_M[members], self._length_M[members] = bool(problem), 0
-        for member, seed in zip(members.tolist(), own, strict=True):
-            self._seed_M[member] = seed
-        if problem:
-            return Begun(observation, {p: self._say(m, problem) for p, m in enumerate(members)})
-        return Begun(observation, self._withdraw(members, observation))
-
-    def step(self, members: Members, actions: Any) -> Stepped:
-        """One action for each named member; the others stand still."""
-        members, action_M = self._numbers(members), np.asarray(actions)
-        if not members.size:
-            return self._nothing(0, {})
-        if not np.can_cast(action_M.dtype, self._action_MT.dtype, "same_kind"):
-            raise EnvError(f"{self.name}: actions of type {action_M.dtype} do not fit {self.action_space}")
-        action_M = action_M.astype(self._action_MT.dtype).reshape(len(members), *self._action_MT.shape[2:])
-        over_M = self._over_M[members]
-        fit_M = ((action_M >= self._low) & (action_M <= self._high)).reshape(len(members), -1).all(1) & ~over_M
-        if fit_M.all():
-            return self._play(members, action_M)
-        errors = {
-            int(p): self._say(
-                members[p],
-                "its episode has ended; reset it first"
-                if over_M[p]
-                else f"action {action_M[p]} is not in {self.action_space}",
-            )
-            for p in np.flatnonzero(~fit_M)
-        }
-        self._over_M[members[~fit_M]] = True
-        whole, played = self._nothing(len(members), errors), np.flatnonzero(fit_M)
-        if not played.size:
-            return whole
-        part = self._play(members[played], action_M[played])
-        for name in ("observation", "reward_M", "terminated_M", "truncated_M"):
-            put(getattr(whole, name), played, getattr(part, name))
-        if part.success_M is not None:
-            whole = replace(whole, success_M=np.full(len(members), np.nan))
-            put(whole.success_M, played, part.success_M)
-        return replace(whole, errors=errors | {int(played[p]): problem for p, problem in part.errors.items()})
-
-    def snapshot(self, members: Members) -> list[Snapshot]:
-        """Seed and actions of each named member: playing them again leads here."""
-        return [
-            Snapshot(self._seed_M[m], self._action_MT[m, : self._length_M[m]].copy(), self._state_of(m))
-            for m in self._numbers(members).tolist()
-        ]
-
-    def restore(self, members: Members, snapshots: Sequence[Snapshot]) -> Begun:
-        """Put members back by playing each seed's actions again; an episode that ends early on the way is an error."""
-        members, longest = self._numbers(members), max((len(s.actions) for s in snapshots), default=0)
-        # Who cannot stand still must arrive together with the others, so the shorter ones set off later.
-        delays = [longest - len(s.actions) if self._lockstep else 0 for s in snapshots]
-        self._over_M[members] = True
-        observation, errors = zeros(self.observation_space, len(members)), dict[int, str]()
-        for t in range(longest + 1):
-            turn = [p for p, delay in enumerate(delays) if delay == t]
-            if turn:
-                begun = self.reset(members[turn], [snapshots[p].seed for p in turn])
-                put(observation, turn, begun.observation)
-                errors |= {turn[p]: problem for p, problem in begun.errors.items()}
-            plays = [
-                p
-                for p, delay in enumerate(delays)
-                if delay <= t < delay + len(snapshots[p].actions) and p not in errors
-            ]
-            if plays:
-                actions = np.stack([snapshots[p].actions[t - delays[p]] for p in plays])
-                stepped = self.step(members[plays], actions)
-                put(observation, plays, stepped.observation)
-                errors |= {plays[p]: problem for p, problem in stepped.errors.items()}
-        return Begun(observation, errors)
-
-    def _play(self, members: np.ndarray, action_M: np.ndarray) -> Stepped:
-        """`step` for members and actions that are known to be fit."""
-        try:
-            observation, reward, terminated_M, truncated_M, success_M = self._advance(members, action_M)
-        except EnvError:
-            raise
-        except Exception as error:  # anything an environment may raise
-            problem = line(error)
-            self._over_M[members] = True
-            return self._nothing(len(members), {p: self._say(m, problem) for p, m in enumerate(members)})
-        at_M = self._length_M[members]
-        self._make_room(int(at_M.max()) + 1)
-        self._action_MT[members, at_M] = action_M
-        self._length_M[members] = at_M + 1
-        reward_M = np.array(reward, float)
-        terminated_M, truncated_M = np.array(terminated_M, bool), np.array(truncated_M, bool)
-        self._over_M[members] = terminated_M | truncated_M
-        errors = self._withdraw(members, observation, reward_M)
-        if errors:
-            terminated_M[list(errors)] = truncated_M[list(errors)] = False
-        return Stepped(observation, reward_M, terminated_M, truncated_M, success_M, errors)
-
-    def _withdraw(self, members: np.ndarray, *trees: Tree) -> dict[int, str]:
-        """Who answered with NaN or infinity: its rows become zeros, and it waits for a reset."""
-        floats = [leaf for tree in trees for leaf in leaves(tree) if leaf.dtype.kind == "f"]
-        if all(np.isfinite(leaf).all() for leaf in floats):
-            return {}
-        bad_M = ~np.all([np.isfinite(leaf).reshape(len(members), -1).all(1) for leaf in floats], 0)
-        for tree in trees:
-            for leaf in leaves(tree):
-                leaf[bad_M] = 0
-        self._over_M[members[bad_M]] = True
-        problem = "its observation or reward is NaN or infinite"
-        return {int(p): self._say(members[p], problem) for p in np.flatnonzero(bad_M)}
-
-    def _numbers(self, members: Members) -> np.ndarray:
-        return np.array(numbered(members, self.size, self.name), np.intp)
-
-    def _make_room(self, length: int) -> None:
-        while length > self._action_MT.shape[1]:
-            self._action_MT = np.concatenate([self._action_MT, np.zeros_like(self._action_MT)], 1)
-
-    def _say(self, member: int, problem: str) -> str:
-        return f"{self.name} member {member}, step {self._length_M[member]}: {problem}"
-
-    def _nothing(self, count: int, errors: Mapping[int, str]) -> Stepped:
-        return Stepped(
-            zeros(self.observation_space, count),
-            np.zeros(count),
-            np.zeros(count, bool),
-            np.zeros(count, bool),
-            errors=errors,
-        )
-
-    def _state_of(self, member: int) -> Mapping[str, np.ndarray] | None:
-        return None
-
-    def _start(self, members: np.ndarray, seeds: list[int]) -> Tree:
-        """First observations, in arrays that are the caller's to change."""
-        raise NotImplementedError
-
-    def _advance(self, members: np.ndarray, action_M: np.ndarray) -> tuple[Tree, Any, Any, Any, np.ndarray | None]:
-        """Observation, reward, terminated, truncated and success of a step."""
-        raise NotImplementedError
-
-
-class GymVectorFleet(_Batched):
+class GymVectorFleet(BatchedFleet):
     """Members of `gymnasium.make_vec(id, vectorization_mode="vector_entry_point")`.
 
     CartPole's state can be read and written, so its members do all that a fleet promises, step for step as the single
@@ -326,12 +142,12 @@ class GymVectorFleet(_Batched):
         with self._standing_still(members):
             observation, reward, terminated, truncated, info = self._env.step(full_M)
         self._done_M = terminated | truncated
-        observation, told_M = take(observation, members), _success(info)
+        observation, told_M = take(observation, members), success_of(info)
         if self._autoreset == "SAME_STEP":
             # What came back for those who ended is their next episode.
             for p in np.flatnonzero(self._done_M[members]):
                 put(observation, p, info["final_obs"][members[p]])
-            told_M = _either(_success(info.get("final_info", {})), told_M)
+            told_M = _either(success_of(info.get("final_info", {})), told_M)
         success_M = None if told_M is None else told_M[members]
         return observation, reward[members], terminated[members], truncated[members], success_M
 
@@ -395,88 +211,6 @@ class GymVectorFleet(_Batched):
         return stayed and moved and same(take(start, first_M), take(after, first_M))
 
 
-class EnvPoolFleet(_Batched):
-    """Members of EnvPool, stepped by its threads (`kwargs={"num_threads": …}`; else as many as fit the machine).
-
-    EnvPool takes seeds only when a pool is made and ignores them in `reset`, so each call of `reset` makes a pool for
-    its members: under a millisecond for small tasks, about one for each MuJoCo member. Members that are reset in one
-    call are stepped by one pool, so reset as many together as you can.
-
-    EnvPool tells an episode that ends in its last allowed step from one that was cut there no better than as cut.
-    """
-
-    def __init__(self, id: str, size: int, kwargs: Mapping[str, Any] | None = None, horizon: int | None = None) -> None:
-        try:
-            self._envpool: Any = importlib.import_module("envpool")
-        except ImportError as error:
-            raise EnvError(f"{id}: EnvPool is not installed ({error}); pip install envpool") from error
-        known = self._envpool.list_all_envs()
-        if id not in known:
-            near = ", ".join(difflib.get_close_matches(id, known)) or "see envpool.list_all_envs()"
-            raise EnvError(f"EnvPool has no {id} ({near}); use one of its own, or kind='serial'")
-        self._id = id
-        self._options = dict(kwargs or {}) | ({} if horizon is None else {"max_episode_steps": horizon})
-        first = self._pool([0])
-        if first.config.get("max_num_players", 1) != 1:
-            raise EnvError(f"{id}: EnvPool plays it with several players; a fleet has one in each environment")
-        limit = first.config.get("max_episode_steps", _UNLIMITED)
-        horizon = None if limit >= _UNLIMITED else limit
-        super().__init__(id, size, first.observation_space, first.action_space, horizon)
-        self._home_M: list[Any] = [None] * size
-        self._slot_M = np.zeros(size, np.int32)
-
-    def close(self) -> None:
-        """Let go of the pools; their threads end with them."""
-        self._home_M = [None] * self.size
-        self._over_M[:] = True
-
-    def _pool(self, seeds: list[int]) -> Any:
-        try:
-            pool = self._envpool.make(
-                self._id,
-                env_type="gymnasium",
-                num_envs=len(seeds),
-                seed=[seed % _UNLIMITED for seed in seeds],
-                **self._options,
-            )
-        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-            raise EnvError(f"{self._id}: EnvPool cannot make it with {self._options}: {line(error)}") from error
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that bounds lose digits in float32, once for each pool
-            _ = pool.observation_space, pool.action_space
-        return pool
-
-    def _start(self, members: np.ndarray, seeds: list[int]) -> Tree:
-        pool = self._pool(seeds)
-        observation, _ = pool.reset()
-        for slot, member in enumerate(members.tolist()):
-            self._home_M[member], self._slot_M[member] = pool, slot
-        return each(observation, np.copy)
-
-    def _advance(self, members: np.ndarray, action_M: np.ndarray) -> tuple[Tree, Any, Any, Any, np.ndarray | None]:
-        together: dict[int, list[int]] = {}
-        for p, member in enumerate(members.tolist()):
-            together.setdefault(id(self._home_M[member]), []).append(p)
-        at = list(together.values())
-        pools = [self._home_M[members[positions[0]]] for positions in at]
-        for pool, positions in zip(pools, at, strict=True):
-            pool.send(action_M[positions], self._slot_M[members[positions]])
-        # Only now: the pools work at the same time.
-        heard = [pool.recv() for pool in pools]
-        if len(pools) == 1:
-            observation, reward, terminated, truncated, info = heard[0]
-            return each(observation, np.copy), reward, terminated, truncated, _success(info)
-        count = len(members)
-        observation, reward_M = zeros(self.observation_space, count), np.zeros(count)
-        terminated_M, truncated_M, success_M = np.zeros(count, bool), np.zeros(count, bool), np.full(count, np.nan)
-        for positions, (part, reward, terminated, truncated, info) in zip(at, heard, strict=True):
-            put(observation, positions, part)
-            reward_M[positions], terminated_M[positions], truncated_M[positions] = reward, terminated, truncated
-            known = _success(info)
-            success_M[positions] = np.nan if known is None else known
-        return observation, reward_M, terminated_M, truncated_M, told(success_M)
-
-
 def _made(id: str, size: int, options: Mapping[str, Any]) -> Any:
     if not has_vector_entry_point(id):
         raise EnvError(f"{id} is not registered with a batched form (vector_entry_point); use kind='serial'")
@@ -484,14 +218,6 @@ def _made(id: str, size: int, options: Mapping[str, Any]) -> Any:
         return gym.make_vec(id, num_envs=size, vectorization_mode="vector_entry_point", **options)
     except Exception as error:  # anything an environment may raise
         raise EnvError(f"{id}: its batched form cannot be made with {dict(options)}: {line(error)}") from error
-
-
-def _success(info: Mapping[str, Any]) -> np.ndarray | None:
-    """What `info` says of success; NaN for members of whom it says nothing."""
-    for key in _SUCCESS:
-        if key in info:
-            return np.where(info.get(f"_{key}", True), np.asarray(info[key], float), np.nan)
-    return None
 
 
 def _either(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:

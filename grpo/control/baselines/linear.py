@@ -3,9 +3,9 @@
 All are held out: what is expected of a decision comes from fits and means that never saw how it went itself, so the
 gradient stays unbiased up to the choice among a handful of them, which all returns make together.
 
-None bootstraps (`grpo.control.baselines.fitted` does): a linear fit of returns that fills in what comes after a time limit is too
-crude, and learning fails with it. So a return that a time limit cut off is the return until then, and late decisions
-look as if little was left to win.
+None bootstraps (`fitted` does): a linear fit of returns that fills in what comes after a time limit is too crude, and
+learning fails with it. So a return that a time limit cut off is the return until then, and late decisions look as if
+little was left to win.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ import pytest
 from gymnasium.wrappers import FrameStackObservation, RescaleAction
 
 from grpo.envs.classic import CLASSIC
+from grpo.envs.envpool import EnvPoolFleet
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import DEFAULT_HORIZON, EnvFactory, make_fleet
 from grpo.envs.processes import ProcessFleet
 from grpo.envs.serial import SerialFleet
-from grpo.envs.vectors import EnvPoolFleet, GymVectorFleet
+from grpo.envs.vectors import GymVectorFleet
 from tests.faults import envs
 
 SOURCE = """

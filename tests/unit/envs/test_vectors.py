@@ -10,8 +10,9 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from grpo.envs.envpool import EnvPoolFleet
 from grpo.envs.fleet import EnvError
-from grpo.envs.vectors import EnvPoolFleet, GymVectorFleet, has_vector_entry_point
+from grpo.envs.vectors import GymVectorFleet, has_vector_entry_point
 from tests.extras import needs_envpool
 
 MODES = {"Next": AutoresetMode.NEXT_STEP, "Same": AutoresetMode.SAME_STEP, "Off": AutoresetMode.DISABLED}
