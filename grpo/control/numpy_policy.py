@@ -1,8 +1,8 @@
 """A small network in NumPy. For sixteen rows through two layers, calling torch costs more than the arithmetic.
 
-`mirror(module)` finds the chain of dense layers that a module is, checks that it gives the same numbers, and returns a
-`Mirror` that shares the module's weights: what an optimizer changes in place is seen at once. Anything else (pictures,
-memory, dropout, other devices) gives None, and the caller asks torch.
+`numpy_policy(module)` finds the chain of dense layers that a module is, checks that it gives the same numbers, and
+returns a `NumpyPolicy` that shares the module's weights: what an optimizer changes in place is seen at once. Anything
+else (pictures, memory, dropout, other devices) gives None, and the caller asks torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 
 _TOLERANCE = 1e-5
 _SCALES = (0.1, 1.0, 30.0)
-"""Of the random inputs on which a mirror must agree: small, usual, and large enough to meet a clamp."""
+"""Of the random inputs on which both must agree: small, usual, and large enough to meet a clamp."""
 
 
 def _elu(x: np.ndarray) -> None:
@@ -40,7 +40,7 @@ _IN_PLACE: dict[type[nn.Module], Callable[[np.ndarray], Any]] = {
 }
 
 
-class Mirror:
+class NumpyPolicy:
     """A chain of dense layers on (M, D) float32 arrays. Keeps buffers: not for several threads at once."""
 
     def __init__(self, chain: list[nn.Module]) -> None:
@@ -78,10 +78,10 @@ class Mirror:
         return x.copy()
 
 
-def mirror(module: nn.Module) -> Mirror | None:
+def numpy_policy(module: nn.Module) -> NumpyPolicy | None:
     """The module in NumPy; None where it is not a plain chain of dense layers on the CPU."""
     chain = _chain(module)
-    found = Mirror(chain) if chain else None
+    found = NumpyPolicy(chain) if chain else None
     return found if found and _agrees(found, module) else None
 
 
@@ -100,7 +100,7 @@ def _chain(module: nn.Module) -> list[nn.Module] | None:
 
 
 @torch.no_grad()
-def _agrees(found: Mirror, module: nn.Module) -> bool:
+def _agrees(found: NumpyPolicy, module: nn.Module) -> bool:
     """Whether both give the same on random inputs, learning and not."""
     random, training = np.random.default_rng(0), module.training
     try:

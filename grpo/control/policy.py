@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from grpo.control.chunks import Columns
 from grpo.control.networks import Network, RecurrentNetwork, tensors
-from grpo.control.numpy_policy import mirror
+from grpo.control.numpy_policy import numpy_policy
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
 from grpo.envs.spaces import Layout, each, flatten, leaves, take
@@ -46,9 +46,9 @@ class ActorPolicy:
         self.columns = columns or Columns()
         self.recurrent = isinstance(network, RecurrentNetwork)
         self.version = 0
-        self._layout: Layout | None = getattr(network, "layout", None)
+        self._layout: Layout | None = network.layout if isinstance(network, Network | RecurrentNetwork) else None
         """How our own networks read an observation; a user's module gets it in float32."""
-        self._mirror = mirror(network)
+        self._numpy = numpy_policy(network)
         self._parameters = dict(self.modules().named_parameters())
         self.device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
 
@@ -114,11 +114,14 @@ class ActorPolicy:
 
     def train(self) -> None:
         """The same as when playing: with dropout on, what is scored would be another policy than what played."""
-        self.network.eval()
+        self.eval()
 
     def eval(self) -> None:
         """Playing mode of the modules."""
         self.network.eval()
+        for module in self.network.modules():
+            if isinstance(module, nn.RNNBase) and not module.dropout:
+                module.train()  # else cuDNN keeps nothing for a backward pass; without dropout both modes are one
 
     # --- playing ----------------------------------------------------------------------------------------------------
 
@@ -132,8 +135,8 @@ class ActorPolicy:
 
     def act(self, observation: Tree, random: np.random.Generator | None, memory: Any = None) -> Acted:
         """Decide for M members; without `random` the most likely action."""
-        if self._mirror is not None:
-            out_MF = self._mirror(observation if self._layout is None else flatten(observation, self._layout))
+        if self._numpy is not None:
+            out_MF = self._numpy(observation if self._layout is None else flatten(observation, self._layout))
         else:
             out_MF, memory = self._forward(observation, memory)
         out_MF = out_MF.reshape(-1, self.head.size)

@@ -93,8 +93,9 @@ class BatchedFleet:
         if not played.size:
             return whole
         part = self._play(members[played], action_M[played])
-        for name in ("observation", "reward_M", "terminated_M", "truncated_M"):
-            put(getattr(whole, name), played, getattr(part, name))
+        put(whole.observation, played, part.observation)
+        whole.reward_M[played] = part.reward_M
+        whole.terminated_M[played], whole.truncated_M[played] = part.terminated_M, part.truncated_M
         if part.success_M is not None:
             whole = replace(whole, success_M=np.full(len(members), np.nan))
             put(whole.success_M, played, part.success_M)

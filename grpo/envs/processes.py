@@ -12,7 +12,7 @@ import faulthandler
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection, util
@@ -24,7 +24,7 @@ import numpy as np
 
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, numbered, told, when
-from grpo.envs.shared_memory import Board, share
+from grpo.envs.shared_memory import SharedObservations, share
 from grpo.envs.spaces import leaves, put, zeros
 from grpo.errors import line
 from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished
@@ -51,7 +51,7 @@ class ProcessFleet:
         # Before multiprocessing's own exit handler, which would wait for ever for a worker that ignores SIGTERM.
         self._at_exit = util.Finalize(self, close_all, (self._workers,), exitpriority=100)
         self._lost: dict[int, str] = {}
-        self._board: Board | None = None
+        self._shared: SharedObservations | None = None
         try:
             self._workers += [EnvWorker(_Crew(make, self.name, size, timeout)) for _ in range(count)]
             self._workers[0].wait_ready()
@@ -62,7 +62,7 @@ class ProcessFleet:
             self._at_exit()
             raise
         self.observation_space: gym.Space[Any] = about.observation_space
-        self._board = share(self.observation_space, size)
+        self._shared = share(self.observation_space, size)
         self.action_space: gym.Space[Any] = about.action_space
         self.horizon: int | None = about.horizon
         self.remarks: list[str] = about.remarks
@@ -124,8 +124,8 @@ class ProcessFleet:
                 self._ask({w: ("close", ()) for w, worker in enumerate(self._workers) if worker.has_begun})
             finally:
                 self._at_exit()
-                if self._board is not None:
-                    self._board.close()
+                if self._shared is not None:
+                    self._shared.close()
 
     def _begin(self, how: str, members: Sequence[int] | np.ndarray, starts: list[Any]) -> Begun:
         numbers = numbered(members, self.size, self.name)
@@ -140,19 +140,19 @@ class ProcessFleet:
         self, how: str, numbers: list[int], given: Any, errors: dict[int, str]
     ) -> tuple[Tree, dict[int, str], list[tuple[list[int], Any]]]:
         """Those without an error yet do something: what is seen, all errors, and each worker's part of the answer."""
-        seen, parts = None if self._board else zeros(self.observation_space, len(numbers)), []
+        seen, parts = None if self._shared else zeros(self.observation_space, len(numbers)), []
         at = self._positions(numbers, without=errors)
         calls = {w: (how, ([numbers[i] for i in at[w]], _picked(given, at[w]))) for w in at}
         for w, part in self._ask(calls).items():
             if part is None:
                 errors |= {i: self._lost[numbers[i]] for i in at[w]}
                 continue
-            if self._board is None:
+            if self._shared is None:
                 put(seen, at[w], part.observation)
             errors |= {at[w][i]: text for i, text in part.errors.items()}
             parts.append((at[w], part))
-        if self._board is not None:
-            seen = self._board.read(numbers)
+        if self._shared is not None:
+            seen = self._shared.read(numbers)
             for x in leaves(seen):
                 x[list(errors)] = 0
         return seen, errors, parts
@@ -173,7 +173,7 @@ class ProcessFleet:
         busy: dict[Worker, int] = {}
         try:
             for w, call in calls.items():
-                begun = self._workers[w].ask((*call, None if self._board is None else self._board.name), "")
+                begun = self._workers[w].ask((*call, None if self._shared is None else self._shared.name), "")
                 if begun is None:
                     busy[self._workers[w]] = w
                 else:
@@ -307,7 +307,7 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
     os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what an environment starts
     pipe.send(None)
     fleet: SerialFleet | None = None
-    board: Board | None = None
+    written: SharedObservations | None = None
     grace = limit - crew.timeout
     with open(os.devnull, "w") as nowhere:
         alarm = _Alarm(grace, nowhere)
@@ -327,10 +327,10 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
             answer, problem = None, None
             try:
                 fleet = fleet or crew(watch)
-                answer = _about(fleet) if name == "describe" else getattr(fleet, name)(*arguments)
+                answer = _calls(fleet)[name](*arguments)
                 if shared is not None and isinstance(answer, Begun | Stepped):
-                    board = board or Board(fleet.observation_space, fleet.size, shared)
-                    board.write(arguments[0], answer.observation)
+                    written = written or SharedObservations(fleet.observation_space, fleet.size, shared)
+                    written.write(arguments[0], answer.observation)
                     answer = replace(answer, observation=None)
             except EnvError as error:
                 problem = str(error)
@@ -344,6 +344,19 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
                 return
             except Exception as error:  # a space that cannot be sent
                 pipe.send(((None, f"{crew.name}: its answer cannot be sent ({line(error)})"), None))
+
+
+def _calls(fleet: SerialFleet) -> Mapping[str, Callable[..., Any]]:
+    """What can be asked of a worker."""
+    return {
+        "describe": partial(_about, fleet),
+        "reset": fleet.reset,
+        "step": fleet.step,
+        "snapshot": fleet.snapshot,
+        "restore": fleet.restore,
+        "branching": fleet.branching,
+        "close": fleet.close,
+    }
 
 
 def _about(fleet: SerialFleet) -> About:

@@ -260,6 +260,12 @@ class SerialFleet:
         return f"{self.name} member {number}, {when(member.step)}: {said}"
 
 
+def self_test(make: Make) -> str:
+    """Prove how what a factory makes can be branched: "state" or "replay"; EnvError: not at all."""
+    with contextlib.closing(SerialFleet(make, 1)) as made:
+        return made.branching()
+
+
 class _Wrong(Exception):
     """What an environment must not do, in words that need no class before them."""
 
@@ -329,19 +335,24 @@ class _Actions:
 
     def read(self, actions: Any, count: int, name: str) -> tuple[np.ndarray, np.ndarray]:
         """As one array, and which of them the space has. Floats may leave their box: many environments clip them."""
-        try:
-            array = np.asarray(actions)
-            kinds = {array.dtype.kind, self._dtype.kind}
-            if array.size and not (np.can_cast(array.dtype, self._dtype, "same_kind") or kinds <= {*"iu"}):
-                raise TypeError
-            if len(array) != count:
-                raise ValueError
-            array = array.reshape(count, *self._shape)
-        except (TypeError, ValueError):
+        array = self._array(actions, count)
+        if array is None:
             text = f"{count} actions of shape {self._shape} and type {self._dtype}"
-            raise EnvError(f"{name}: {text} are needed; got {' '.join(repr(actions).split())!s:.80}") from None
+            raise EnvError(f"{name}: {text} are needed; got {' '.join(repr(actions).split())!s:.80}")
         within = (array >= self._low) & (array <= self._high)
         return array.astype(self._dtype), within.reshape(count, math.prod(self._shape)).all(1)
+
+    def _array(self, actions: Any, count: int) -> np.ndarray | None:
+        """One row an action; None where they cannot be read so."""
+        try:
+            array = np.asarray(actions)
+        except (TypeError, ValueError):  # rows of several shapes
+            return None
+        whole = {array.dtype.kind, self._dtype.kind} <= {*"iu"}
+        typed = not array.size or whole or np.can_cast(array.dtype, self._dtype, "same_kind")
+        if not typed or not array.ndim or len(array) != count or array.size != count * math.prod(self._shape):
+            return None
+        return array.reshape(count, *self._shape)
 
     def given(self, action: Any) -> Any:
         """A copy of one action, for an environment that may write into it."""

@@ -23,16 +23,16 @@ WORTH_IT = 4096
 """Bytes of an observation from which on a pipe is slower."""
 
 
-def share(space: gym.Space[Any], size: int) -> Board | None:
-    """A board for so many members; None where little is seen, or the machine shares too little memory."""
+def share(space: gym.Space[Any], size: int) -> SharedObservations | None:
+    """Room for so many members; None where little is seen, or the machine shares too little memory."""
     if sum(x.nbytes for x in leaves(zeros(space, 1))) < WORTH_IT:
         return None
     with contextlib.suppress(OSError):
-        return Board(space, size)
+        return SharedObservations(space, size)
     return None
 
 
-class Board:
+class SharedObservations:
     """One row a member; with a name it is somebody else's."""
 
     def __init__(self, space: gym.Space[Any], size: int, name: str | None = None) -> None:

@@ -13,18 +13,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import TimeLimit
 
-from grpo.envs.fleet import EnvError, Tree
+from grpo.envs.fleet import EnvError, Fleet, Snapshot, Tree
 from grpo.errors import line
-
-if TYPE_CHECKING:
-    from grpo.envs.serial import SerialFleet
 
 SEEDS = (11, 23, 47)
 """Episodes that a proof plays, with random actions."""
@@ -42,17 +38,13 @@ _SEEN_LATE = (
 """What MuJoCo computed at the beginning of its last step, and rewards read at the beginning of the next."""
 
 
-def self_test(fleet: Any) -> str:
-    """Prove how a fleet, or what a factory makes, can be branched: "state" or "replay"; EnvError: not at all."""
-    if hasattr(fleet, "branching"):
-        return str(fleet.branching())
-    from grpo.envs.serial import SerialFleet
+class Branchable(Fleet, Protocol):
+    """A fleet whose moments can be taken with the environment's own state, or without."""
 
-    with closing(SerialFleet(fleet, 1)) as made:
-        return made.branching()
+    def take(self, number: int, state: bool) -> Snapshot: ...
 
 
-def proven(fleet: SerialFleet) -> str:
+def proven(fleet: Branchable) -> str:
     """The first kind of snapshot that two idle members prove exact."""
     for kind in ("state", "replay"):
         difference = _difference(fleet, kind == "state")
@@ -169,7 +161,7 @@ def _nested(like: Tree, state: Mapping[str, np.ndarray], name: str) -> Tree:
 # --- proofs ---------------------------------------------------------------------------------------------------------
 
 
-def _difference(fleet: SerialFleet, state: bool) -> str | None:
+def _difference(fleet: Branchable, state: bool) -> str | None:
     """Play, keep moments, continue each of them on both members: what differs from the first time, if anything."""
     for seed in SEEDS:
         fleet.action_space.seed(seed)

@@ -1,4 +1,4 @@
-"""A mirror gives the module's numbers, follows its weights, and refuses what it cannot follow."""
+"""A NumPy policy gives the module's numbers, follows its weights, and refuses what it cannot follow."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from gymnasium import spaces as gs
 from torch import nn
 
 from grpo.control.networks import make_network
-from grpo.control.numpy_policy import mirror
+from grpo.control.numpy_policy import numpy_policy
 
 
 def loud(network):
@@ -23,16 +23,16 @@ def agree(found, module, count=16, size=4):
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "silu"])
-def test_our_networks_are_mirrored_for_any_number_of_rows(activation):
+def test_our_networks_are_followed_for_any_number_of_rows(activation):
     network = loud(make_network(gs.Box(-1, 1, (4,)), 3, activation=activation))
-    found = mirror(network)
+    found = numpy_policy(network)
     for count in (16, 3, 0, 40, 1):
         agree(found, network, count)
     assert found(np.zeros((2, 4))).dtype == np.float32  # float64 observations too
 
 
 def test_an_answer_is_not_overwritten_by_the_next():
-    found = mirror(loud(make_network(gs.Box(-1, 1, (4,)), 2)))
+    found = numpy_policy(loud(make_network(gs.Box(-1, 1, (4,)), 2)))
     first = found(np.ones((2, 4), np.float32))
     kept = first.copy()
     found(-np.ones((2, 4), np.float32))
@@ -41,7 +41,7 @@ def test_an_answer_is_not_overwritten_by_the_next():
 
 def test_what_an_optimizer_or_a_checkpoint_changes_is_seen_at_once():
     network = loud(make_network(gs.Box(-1, 1, (4,)), 2))
-    found = mirror(network)
+    found = numpy_policy(network)
     before = found(np.ones((1, 4), np.float32))
     optimizer = torch.optim.Adam(network.parameters(), lr=0.1)
     network(torch.ones(1, 4)).sum().backward()
@@ -54,7 +54,7 @@ def test_what_an_optimizer_or_a_checkpoint_changes_is_seen_at_once():
 
 def test_refresh_follows_parameters_that_were_replaced():
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2, bias=False))
-    found = mirror(module)
+    found = numpy_policy(module)
     module[0].weight = nn.Parameter(torch.ones(8, 4))
     found.refresh()
     agree(found, module)
@@ -72,13 +72,13 @@ class Wrapped(nn.Module):
         return self.change(self.net(x.flatten(1)))
 
 
-def test_a_users_chain_is_mirrored_also_inside_a_module_of_theirs():
+def test_a_users_chain_is_followed_also_inside_a_module_of_theirs():
     for module in (Wrapped(), Wrapped().net, nn.Linear(4, 2)):
-        agree(mirror(module), module)
+        agree(numpy_policy(module), module)
     module = Wrapped()
     x = np.random.default_rng(0).standard_normal((5, 2, 2)).astype(np.float32)
     with torch.no_grad():
-        np.testing.assert_allclose(mirror(module)(x), module(torch.from_numpy(x)), atol=1e-5)
+        np.testing.assert_allclose(numpy_policy(module)(x), module(torch.from_numpy(x)), atol=1e-5)
 
 
 class Twice(nn.Module):
@@ -129,10 +129,10 @@ class Extra(Wrapped):
 )
 def test_anything_else_is_left_to_torch_in_the_mode_it_was(module):
     training = module.training
-    assert mirror(module) is None and module.training == training
+    assert numpy_policy(module) is None and module.training == training
 
 
-def test_a_dict_of_vectors_is_mirrored_in_its_flat_form():
+def test_a_dict_of_vectors_is_followed_in_its_flat_form():
     space = gs.Dict({"goal": gs.Box(-1, 1, (1,)), "turn": gs.Discrete(3)})
     network = loud(make_network(space, 2))
-    agree(mirror(network), network)
+    agree(numpy_policy(network), network)

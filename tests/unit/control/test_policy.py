@@ -144,6 +144,16 @@ def test_rows_can_be_scored_in_parts():
 # --- playing --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_memory_is_ready_for_a_backward_pass_and_all_else_plays(mode):
+    policy = ActorPolicy(make_network(VECTOR, 3, memory=4), make_head(gs.Discrete(3)))
+    getattr(policy, mode)()
+    assert policy.network.gru.training and not policy.network.layers.training and not policy.network.training
+    forgetful = nn.ModuleDict({"rnn": nn.LSTM(3, 4, num_layers=2, dropout=0.5), "drop": nn.Dropout()})
+    getattr(ActorPolicy(forgetful, make_head(gs.Discrete(3))), mode)()
+    assert not any(module.training for module in forgetful.modules())  # another policy than what played
+
+
 def test_greedy_is_the_likeliest_and_says_no_log_prob():
     head = make_head(gs.Discrete(3))
     policy = ActorPolicy(make_network(VECTOR, 3, (8,)), head)

@@ -8,8 +8,7 @@ import pytest
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory
 from grpo.envs.pictures import smaller
-from grpo.envs.serial import SerialFleet
-from grpo.envs.snapshot import self_test
+from grpo.envs.serial import SerialFleet, self_test
 
 ale_py = pytest.importorskip("ale_py", reason="Atari games are an extra: pip install 'anygrpo[atari]'")
 from grpo.envs.atari import Atari  # noqa: E402 (needs ale-py)

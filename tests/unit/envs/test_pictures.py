@@ -7,8 +7,7 @@ import pytest
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory, make_fleet
 from grpo.envs.pictures import Drawn, drawn, pushed, smaller
-from grpo.envs.serial import SerialFleet
-from grpo.envs.snapshot import self_test
+from grpo.envs.serial import SerialFleet, self_test
 from tests.unit.control.catch import CELL, SIDE, Catch
 
 # --- smaller --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 
 from grpo.envs.processes import ProcessFleet
 from grpo.envs.serial import SerialFleet
-from grpo.envs.shared_memory import Board, share
+from grpo.envs.shared_memory import SharedObservations, share
 from tests.unit.control.catch import Catch
 
 WIDE = gym.spaces.Dict(
@@ -28,8 +28,8 @@ WIDE = gym.spaces.Dict(
 
 
 def test_both_sides_see_the_same_rows_of_every_part():
-    ours = Board(WIDE, 3)
-    theirs = Board(WIDE, 3, ours.name)
+    ours = SharedObservations(WIDE, 3)
+    theirs = SharedObservations(WIDE, 3, ours.name)
     drawn = {key: np.stack([space.sample() for _ in range(2)]) for key, space in WIDE.spaces.items()}
     theirs.write([2, 0], drawn)
     seen = ours.read([0, 1, 2])
@@ -89,8 +89,8 @@ class Falling(Catch):
 def test_a_fleet_in_processes_sees_what_one_here_sees_also_when_somebody_fails():
     here, there = SerialFleet(Falling, 3), ProcessFleet(Falling, 3, workers=2)
     try:
-        assert there._board is not None
-        name = there._board.name
+        assert there._shared is not None
+        name = there._shared.name
         np.testing.assert_array_equal(
             here.reset([0, 1, 2], [2, 3, 4]).observation, there.reset([0, 1, 2], [2, 3, 4]).observation
         )
@@ -140,7 +140,7 @@ from tests.unit.envs.test_shared_memory import Falling
 if __name__ == "__main__":
     fleet = ProcessFleet(Falling, 2, workers=1)
     fleet.reset([0, 1], [0, 2])
-    print(fleet._board.name, flush=True)
+    print(fleet._shared.name, flush=True)
     if sys.argv[1] == "killed":
         os.kill(os.getpid(), 9)
     if sys.argv[1] == "interrupted":

@@ -8,8 +8,8 @@ from gymnasium.wrappers import FrameStackObservation, TimeLimit
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory
 from grpo.envs.processes import ProcessFleet
-from grpo.envs.serial import SerialFleet
-from grpo.envs.snapshot import same, self_test
+from grpo.envs.serial import SerialFleet, self_test
+from grpo.envs.snapshot import same
 from tests.faults import envs
 
 REPLAYED = (
@@ -96,7 +96,7 @@ def test_a_moment_outlives_its_episode_and_is_not_used_up():
 def test_moments_travel_between_processes():
     for id in ("FrozenLake-v1", "Hopper-v5"):
         fleet = ProcessFleet(EnvFactory(id, horizon=HORIZON), 2, workers=2, timeout=60)
-        assert self_test(fleet) == ("state" if id == "Hopper-v5" else "replay")
+        assert fleet.branching() == ("state" if id == "Hopper-v5" else "replay")
         moment = branch(fleet, 3, targets=(1,))
         assert (moment.state is not None) == (id == "Hopper-v5")
         fleet.close()
