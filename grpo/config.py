@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
 from grpo.dialects import OWN, Translation, spellings, translate
-from grpo.errors import nearest
+from grpo.errors import ConfigError, nearest
 from grpo.recipes import RECIPES, Recipe, recipe, without_effect
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+__all__ = ["COLUMNS", "MINIBATCHES", "WHOLE_ROWS", "ConfigError", "GRPOConfig", "one_line"]
 
 COLUMNS = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "paper", "follows"))
 """Settings that belong to the recipe."""
@@ -27,10 +29,6 @@ MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_mini
 """Sizes of a minibatch, in what it is made of."""
 WHOLE_ROWS = ("geometric", "vespo")
 """Surrogates that look at a whole trajectory."""
-
-
-class ConfigError(ValueError):
-    """A setting that is wrong, in one line that says what to do."""
 
 
 class GRPOConfig(BaseModel):
@@ -181,7 +179,8 @@ def _check(config: GRPOConfig) -> None:
             f"loss_type={config.loss_type!r} is unknown{nearest(config.loss_type, list(RECIPES))}; known: {known}"
         )
     if config.idle:
-        raise ConfigError("; ".join(f"{name} has no effect here: {remedy}" for name, remedy in config.idle.items()))
+        told = "; ".join(f"{name} has no effect here: {remedy}" for name, remedy in config.idle.items())
+        raise ConfigError(told, config.idle)
     if config.old_logp == "detached" and not config.one_update:
         raise ConfigError("old_logp=detached needs num_iterations=1 and a single minibatch; use recorded")
     sizes = [name for name in MINIBATCHES if getattr(config, name)]
@@ -192,7 +191,8 @@ def _check(config: GRPOConfig) -> None:
     if config.decisions_per_minibatch and not alone:
         raise ConfigError(
             "decisions_per_minibatch takes trajectories apart, and this recipe needs them whole; set "
-            "reduction=token_mean and ratio=token, or use rows_per_minibatch"
+            "reduction=token_mean and ratio=token, or use rows_per_minibatch",
+            idle={"decisions_per_minibatch": "this recipe needs trajectories whole"},
         )
 
 

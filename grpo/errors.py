@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+
+class ConfigError(ValueError):
+    """A setting that is wrong, in one line that says what to do."""
+
+    def __init__(self, message: str, idle: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.idle = dict(idle or {})
+        """Settings that could just as well be left out, each with why: they change nothing here, or cannot be done."""
 
 
 class SamplesFailed(RuntimeError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from grpo.errors import nearest
+from grpo.errors import ConfigError, nearest
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "credit": ("trajectory", "reward_to_go", "per_reward"),
@@ -193,6 +193,9 @@ class Recipe:
         for rule, remedy in _conflicts(self):
             if rule:
                 raise ValueError(f'recipe "{self.name}": {remedy}')
+        for name, (rule, needs) in _unused(self).items():
+            if rule:
+                raise ConfigError(f'recipe "{self.name}": {name} has no effect without {needs}', {name: needs})
 
     @property
     def clip_high(self) -> float:
@@ -263,7 +266,6 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
         (per_step and r.baseline == "length_weighted", "baseline=length_weighted needs credit=trajectory"),
         (per_step and r.whiten == "rows", "whiten=rows needs credit=trajectory; use whiten=decisions"),
         (r.credit == "per_reward" and r.baseline == "given", "baseline=given needs credit=trajectory or reward_to_go"),
-        (r.ratio != "chunk" and r.chunk_size != 1, "chunk_size has no effect without ratio=chunk"),
         (not isinstance(r.chunk_size, int), "chunk_size must be a whole number"),
         (r.surrogate == "geometric" and r.ratio != "token", "surrogate=geometric takes its own mean; use ratio=token"),
         (r.surrogate == "vespo" and folds, "surrogate=vespo takes its own product; use ratio=token"),
@@ -292,9 +294,16 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
         (not 0 < r.top_entropy <= 1, "top_entropy is a share in (0, 1]"),
         (r.epsilon < 0 or r.clip_high < 0, "epsilon and epsilon_high must not be negative"),
         (not 0 <= r.gamma <= 1, "gamma is in [0, 1]"),
-        (r.length is not None and r.reduction != "fixed_length", "length has no effect without reduction=fixed_length"),
         (r.log_ratio_low >= 0 or r.log_ratio_high <= 0, "log_ratio_low must be below 0 and log_ratio_high above"),
     ]
+
+
+def _unused(r: Recipe) -> dict[str, tuple[bool, str]]:
+    """Numbers that nothing would read, each with what it needs."""
+    return {
+        "chunk_size": (r.ratio != "chunk" and r.chunk_size != 1, "ratio=chunk"),
+        "length": (r.length is not None and r.reduction != "fixed_length", "reduction=fixed_length"),
+    }
 
 
 def without_effect(r: Recipe, settings: Iterable[str]) -> dict[str, str]:

@@ -41,17 +41,29 @@ class Outcome:
     """What became of one call."""
 
     value: Any = None
-    error: str | None = None
-    """None: it worked. Else one line that names the function and what happened."""
+    reason: str | None = None
+    """What went wrong, in one line; None: it worked."""
+    of: str = ""
+    """The function's name."""
 
     @property
     def ok(self) -> bool:
         """Whether there is a value."""
-        return self.error is None
+        return self.reason is None
+
+    @property
+    def error(self) -> str | None:
+        """The reason with the function's name before it."""
+        return f"{self.of}: {self.reason}" if self.of and self.reason is not None else self.reason
 
 
 class CannotStart(RuntimeError):
     """A worker process that could not load the function."""
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = message if reason is None else reason
+        """Without what it was that could not start."""
 
 
 class Worker:
@@ -103,12 +115,12 @@ class Worker:
         try:
             message = bytes(ForkingPickler.dumps((item, seed)))
         except Exception as error:  # anything a user's class may raise
-            return Outcome(error=f"{_name(self._function)}: its argument cannot be sent ({line(error)})")
+            return Outcome(reason=f"its argument cannot be sent ({line(error)})", of=_name(self._function))
         try:
             self.wait_ready()
         except CannotStart as error:
             self.restart()
-            return Outcome(error=f"{_name(self._function)}: {error}")
+            return Outcome(reason=str(error), of=_name(self._function))
         self._deadline = time.monotonic() + self._timeout
         with contextlib.suppress(OSError):  # already dead: `answer` finds out
             self.pipe.send_bytes(message)
@@ -122,9 +134,9 @@ class Worker:
             self._process.join(5)
             code = self._process.exitcode
             self.restart()
-            return Outcome(error=f"{_name(self._function)}: its process died (exit code {code})")
+            return Outcome(reason=f"its process died (exit code {code})", of=_name(self._function))
         except Exception as error:  # a value that cannot be made again on this side
-            return Outcome(error=f"{_name(self._function)}: its value cannot be read ({line(error)})")
+            return Outcome(reason=f"its value cannot be read ({line(error)})", of=_name(self._function))
 
     def seconds_left(self) -> float:
         """Until the call is too slow."""
@@ -133,7 +145,7 @@ class Worker:
     def give_up(self) -> Outcome:
         """Kill a call that is too slow."""
         self.restart()
-        return Outcome(error=f"{_name(self._function)}: no answer in {self._timeout:g} s, killed")
+        return Outcome(reason=f"no answer in {self._timeout:g} s, killed", of=_name(self._function))
 
     def restart(self) -> None:
         """A fresh process."""
@@ -192,11 +204,16 @@ class Pool:
     """Several workers for one function.
 
     A function that cannot be sent to another process (a lambda, something defined in a notebook) runs here instead,
-    without a time limit, after one warning.
+    without a time limit, after one warning; with `or_inline=False` it raises CannotStart.
     """
 
     def __init__(
-        self, function: Callable[[Any], Any], workers: int = 2, timeout: float = 30.0, start: str = "spawn"
+        self,
+        function: Callable[[Any], Any],
+        workers: int = 2,
+        timeout: float = 30.0,
+        start: str = "spawn",
+        or_inline: bool = True,
     ) -> None:
         if workers < 1 or timeout <= 0:
             raise ValueError(f"a pool needs workers ≥ 1 and timeout > 0, got {workers} and {timeout}")
@@ -212,9 +229,11 @@ class Pool:
             self._workers[0].wait_ready()
         except Exception as error:  # each kind of object fails to be sent in its own way
             close_all(self._workers)
+            told = f"{_name(function)} cannot run in another process ({line(error)})"
+            if not or_inline:
+                raise CannotStart(told, line(error)) from error
             warnings.warn(
-                f"{_name(function)} cannot run in another process ({line(error)}): it runs in this one, without a "
-                "time limit; define it at the top of a module to change that",
+                f"{told}: it runs in this one, without a time limit; define it at the top of a module to change that",
                 stacklevel=2,
             )
 
@@ -303,7 +322,7 @@ def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: f
             except (EOFError, OSError):
                 return
             except Exception as error:  # an argument that cannot be made again on this side
-                pipe.send((None, f"{_name(function)}: its argument cannot be read ({line(error)})"))
+                pipe.send((None, f"its argument cannot be read ({line(error)})", _name(function)))
                 continue
             _seed(seed)
             # A thread of the interpreter's own, which needs no GIL: ends the process should the parent be gone.
@@ -311,11 +330,11 @@ def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: f
             outcome = _call(function, item)
             faulthandler.cancel_dump_traceback_later()
             try:
-                pipe.send((outcome.value, outcome.error))
+                pipe.send((outcome.value, outcome.reason, outcome.of))
             except OSError:
                 return
             except Exception as error:  # a value that cannot be sent
-                pipe.send((None, f"{_name(function)}: its value cannot be sent ({line(error)})"))
+                pipe.send((None, f"its value cannot be sent ({line(error)})", _name(function)))
             os.chdir(home)
             os.environ.clear()
             os.environ.update(environment)
@@ -327,7 +346,7 @@ def _call(function: Callable[[Any], Any], item: Any) -> Outcome:
     except BaseException as error:  # also sys.exit: a reward has no say in when training ends
         if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
             raise  # a person's Ctrl-C, while running inline
-        return Outcome(error=f"{_name(function)}: {line(error)}")
+        return Outcome(reason=line(error), of=_name(function))
 
 
 def _seed(seed: str) -> None:

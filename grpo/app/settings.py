@@ -317,10 +317,7 @@ def _made(model: type[GRPOConfig], settings: dict[str, Any], firm: set[str], ori
     try:
         return model(_dialect=OWN, **settings)
     except ConfigError as error:
-        soft = [name for name in settings if name not in firm]
-        idle = [
-            name for name in soft if f"{name} has no effect" in str(error) or str(error).startswith(f"{name} takes")
-        ]
+        idle = [name for name in settings if name in error.idle and name not in firm]
         if not idle:
             raise
     for name in idle:

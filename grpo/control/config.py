@@ -239,7 +239,8 @@ def _check(config: ControlConfig) -> None:
     if config.memory and config.decisions_per_minibatch:
         raise ConfigError(
             "decisions_per_minibatch takes trajectories apart, and a policy with memory needs them whole; use "
-            "rows_per_minibatch"
+            "rows_per_minibatch",
+            idle={"decisions_per_minibatch": "a policy with memory needs trajectories whole"},
         )
     exact = bool(recipe.beta) and recipe.kl_estimator == "exact"
     if exact and (recipe.kl_to != "old" or recipe.kl_direction != "other_current"):
@@ -259,7 +260,10 @@ def _check_chunks(config: ControlConfig) -> None:
         raise ConfigError("group_by=anchor compares what was decided on one look; set action_chunk=1")
     if config.decisions_per_minibatch and (chunks or tokens):
         name = f"action_chunk={config.action_chunk}" if chunks else "logprob_type=token_level"
-        raise ConfigError(f"decisions_per_minibatch takes apart what {name} decides at once; use rows_per_minibatch")
+        raise ConfigError(
+            f"decisions_per_minibatch takes apart what {name} decides at once; use rows_per_minibatch",
+            idle={"decisions_per_minibatch": f"{name} decides several at once"},
+        )
     if config.logprob_type == "chunk_level" and chunks and RECIPES[config.loss_type].ratio != "token":
         raise ConfigError(
             f"logprob_type=chunk_level and loss_type={config.loss_type} both choose the ratio; leave one of them out"

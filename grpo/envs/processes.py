@@ -223,9 +223,9 @@ class EnvWorker(Worker):
     def answer(self) -> Outcome:
         """The outcome, when there is one or the process has died."""
         outcome = super().answer()
-        if self._ready or outcome.error is None:
+        if self._ready or outcome.ok:
             return outcome
-        return Outcome(error=f"{outcome.error.partition(': ')[2]}; started again")
+        return Outcome(reason=f"{outcome.reason}; started again")
 
     def seconds_left(self) -> float:
         """Until the call of one environment is too slow."""
@@ -235,7 +235,7 @@ class EnvWorker(Worker):
         """Kill it."""
         limit = _allowed(self.last[1], self._timeout)
         self.restart()
-        return Outcome(error=f"hung for {limit:g} s; killed and started again")
+        return Outcome(reason=f"hung for {limit:g} s; killed and started again")
 
     @property
     def last(self) -> tuple[int, int]:

@@ -156,3 +156,19 @@ def test_a_recipe_is_chosen_with_loss_type():
     with pytest.raises(ConfigError, match="a recipe is chosen with loss_type"):
         GRPOConfig(recipe="dapo")
     assert GRPOConfig(recipe=None).recipe == {}
+
+
+def test_an_error_says_which_settings_could_be_left_out():
+    cases = [
+        ({"tau_pos": 2.0}, {"tau_pos": "it needs loss_type=sapo"}),
+        ({"chunk_size": 4}, {"chunk_size": "ratio=chunk"}),
+        (
+            {"decisions_per_minibatch": 64, "ratio": "sequence"},
+            {"decisions_per_minibatch": "this recipe needs trajectories whole"},
+        ),
+        ({"group_size": 1}, {}),
+    ]
+    for settings, idle in cases:
+        with pytest.raises(ConfigError) as caught:
+            GRPOConfig(**settings)
+        assert caught.value.idle == idle, settings

@@ -31,7 +31,7 @@ from grpo.config import ConfigError
 from grpo.errors import line
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
 from grpo.language.rewards.lookup import FromFile, find
-from grpo.workers import Feed, Outcome, Pool
+from grpo.workers import CannotStart, Feed, Outcome, Pool
 
 if TYPE_CHECKING:
     from grpo.language.samples import Sample
@@ -236,17 +236,15 @@ class Rewards:
     def _open(self, here: list[int], workers: int, timeout: float) -> None:
         if not here:
             return
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            pool = Pool(Desk([self.calls[k] for k in here], self.timeout), workers, timeout)
-        if not pool.inline:
+        try:
+            pool = Pool(Desk([self.calls[k] for k in here], self.timeout), workers, timeout, or_inline=False)
             self._pools.append((pool, here, ThreadPoolExecutor(1, thread_name_prefix="rewards")))
-        elif len(here) > 1:  # one of them cannot be loaded over there: find out which
-            for k in here:
-                self._open([k], workers, timeout)
-        else:
-            reason = " ".join(str(warning.message) for warning in said)
-            _warn_inline(self.calls[here[0]], reason.partition("(")[2].rpartition("):")[0] or reason)
+        except CannotStart as error:
+            if len(here) == 1:
+                _warn_inline(self.calls[here[0]], error.reason)
+            else:  # one of them cannot be loaded over there: find out which
+                for k in here:
+                    self._open([k], workers, timeout)
 
     def _stays(self, call: Call) -> bool:
         """Whether it must run in this process; says so, once, unless that is as it should be."""
@@ -310,8 +308,7 @@ def _warn_inline(call: Call, reason: str) -> None:
 
 def _lost(task: Task, outcome: Outcome) -> Reply:
     """A call whose process was killed or died."""
-    what = str(outcome.error).partition(": ")[2]  # after the pool's own name for the function
-    return Reply((Verdict(error=what),) * len(task.rows))
+    return Reply((Verdict(error=outcome.reason),) * len(task.rows))
 
 
 def _judgement(
