@@ -39,6 +39,7 @@ from grpo.core.kl import exact_entropy
 from grpo.models import moved
 from grpo.protocols import Collected, CollectRequest, Reference, State
 from grpo.rollouts import Rollouts, Scores, by_cost
+from grpo.seeding import generator
 from grpo.trainer import GRPOTrainer
 
 FLAT = (0.4,) * 5
@@ -175,7 +176,7 @@ class BanditSource:
         count = len(starts) * config.group_size
         payoff_V, p_V = np.array(config.payoffs[config.phase(request.step)]), self._policy.probabilities()
 
-        random = np.random.default_rng([config.seed, request.step, request.attempt])
+        random = generator(config.seed, request.step, request.attempt)
         arm_N = np.searchsorted(p_V.cumsum(), random.random(count), side="right").clip(max=config.arms - 1)
         reward_N = payoff_V[arm_N] + config.noise * random.standard_normal(count)
         if request.attempt == 0:

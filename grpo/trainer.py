@@ -25,6 +25,7 @@ from grpo.objective import objective
 from grpo.protocols import Collected, CollectRequest, Phase, Reference, RolloutSource, SequencePolicy, State, no_phase
 from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
 from grpo.rollouts import Rollouts
+from grpo.seeding import update_generator
 
 __all__ = ["Diverged", "GRPOTrainer", "StepReport"]
 
@@ -178,7 +179,7 @@ class GRPOTrainer:
             if size is None or size >= count:
                 yield everything
                 continue
-            order = torch.randperm(count, generator=self._generator(number))
+            order = torch.randperm(count, generator=update_generator(config.seed, self.steps_done, number))
             for chosen in torch.split(order, size):
                 yield chosen if members is None else [row for i in chosen.tolist() for row in members[i]]
 
@@ -188,7 +189,8 @@ class GRPOTrainer:
             return batch
         with torch.no_grad():
             scores = self.policy.score(batch.rollouts, entropy=True)
-        priority_NT = torch.rand(tuple(batch.mask_NT.shape), generator=self._generator(-1 - number))
+        ties = update_generator(self.config.seed, self.steps_done, -1 - number)
+        priority_NT = torch.rand(tuple(batch.mask_NT.shape), generator=ties)
         return with_gates(batch, scores, self.recipe, priority_NT.to(scores.logp_NT))
 
     def _update(self, rows: Sequence[int] | Tensor, batch: Experience) -> Update:
@@ -268,13 +270,6 @@ class GRPOTrainer:
                 "learning_rate, set max_ratio, or look at the rewards and log-probs of the last step",
                 report,
             )
-
-    def _generator(self, stream: int) -> torch.Generator:
-        """Randomness of this step that belongs to the trainer, from (seed, step, stream): nothing to save."""
-        seed = 0
-        for number in (self.config.seed, self.steps_done, stream):
-            seed = (seed * 6_364_136_223_846_793_005 + number + 1_442_695_040_888_963_407) % (2**63 - 1)
-        return torch.Generator().manual_seed(seed)
 
     # --- who sits where ---------------------------------------------------------------------------------------------
 

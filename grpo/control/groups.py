@@ -22,15 +22,15 @@ from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.fleet import EnvError, Fleet, Snapshot
 from grpo.rollouts import Rollouts
+from grpo.seeding import start_seeds
 
 TRAINING, TRUNKS, STREAMS, EVALUATION, EXPERT = range(5)
-"""Streams of seeds. Evaluation's are odd and all others even, so that no start is in both."""
+"""Streams of seeds."""
 
 
 def seeds(seed: int, step: int, stream: int, count: int) -> list[int]:
     """Seeds for the environment, from (seed, step, stream)."""
-    drawn = np.random.SeedSequence([seed, step, stream]).generate_state(count) >> 1
-    return [int(number) for number in (drawn | 1 if stream == EVALUATION else drawn & ~np.uint32(1))]
+    return start_seeds([seed, step, stream], count, held_out=stream == EVALUATION)
 
 
 def starts_of(

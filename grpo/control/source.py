@@ -45,6 +45,7 @@ from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import each, layout, stack, take
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts, Status
+from grpo.seeding import generator
 
 EXAMPLES = 32
 """Observations that an export is checked on."""
@@ -159,7 +160,7 @@ class ControlSource:
     def _tries(self, request: CollectRequest) -> Collected:
         """A group of tries from each start."""
         config = self.config
-        random = np.random.default_rng([config.seed, request.step, request.attempt])
+        random = generator(config.seed, request.step, request.attempt)
         self.policy.eval()
         if self.streams is not None:
             episodes, group_N = self.streams.window(self.policy, self.scaling, random)
@@ -314,7 +315,7 @@ class ControlSource:
             self._eval_fleet = self.world.others(size)  # the training fleet itself, where there is only one copy
         chosen = self.config.seed if seed is None else seed
         starts = seeds(chosen, 0, EVALUATION, episodes)
-        random = None if greedy else np.random.default_rng([chosen, EVALUATION])
+        random = None if greedy else generator(chosen, EVALUATION)
         self.policy.eval()
         return judged(play(self._eval_fleet, self.policy, self.scaling, starts, random, **self.config.playing))
 

@@ -29,6 +29,7 @@ from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.protocols import Collected, CollectRequest, Phase, State, no_phase
 from grpo.rollouts import Rollouts, Status
+from grpo.seeding import mixed
 
 TRAINING, PREFLIGHT = 0, 2
 """Streams of randomness; evaluation has its own."""
@@ -135,7 +136,7 @@ class LanguageSource:
         self, prompts: Sequence[Prompt], count: int, sampling: Sampling, stream: int, moment: tuple[int, int]
     ) -> tuple[list[Sample], Judgement]:
         """Samples and what the rewards say of them; groups that have ended are judged while others are sampled."""
-        seeds = [seed_of(self.config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
+        seeds = [mixed(self.config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
         columns = list(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
         pending = self.rewards.open(columns, len(seeds), moment[0], self._state_for_rewards(moment[0]))
         try:
@@ -359,11 +360,6 @@ class LanguageSource:
         self.engine.close()
         if hasattr(self.player, "close"):
             self.player.close()
-
-
-def seed_of(*numbers: int) -> int:
-    """One seed from several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def _laid(rows: Sequence[Tensor], steps: int) -> Tensor:

@@ -37,12 +37,13 @@ from grpo.language.model.warmup import warm_start
 from grpo.language.rewards import Rewards
 from grpo.language.samples import Message
 from grpo.language.scoring.policy import LanguagePolicy, Scorer
-from grpo.language.source import PREFLIGHT, LanguageSource, OneAnswer, Player, seed_of
+from grpo.language.source import PREFLIGHT, LanguageSource, OneAnswer, Player
 from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.models import device_of
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
 from grpo.run.session import Summary
+from grpo.seeding import mixed
 from grpo.trainer import GRPOTrainer as SharedTrainer
 from grpo.trainer import StepReport
 
@@ -182,7 +183,7 @@ class GRPOTrainer(SharedTrainer):
         self._looked = True
         config, source = self.config, self.source
         rows = source.prompts.first(ENOUGH)
-        seeds = [seed_of(config.seed, PREFLIGHT, row) for row in range(len(rows))]
+        seeds = [mixed(config.seed, PREFLIGHT, row) for row in range(len(rows))]
         made = source.sample(rows, 1, config.sampling, seeds)
         return preflight.check(
             source.rewards,
@@ -321,7 +322,7 @@ class GRPOTrainer(SharedTrainer):
     def reply(self, messages: Sequence[Message], **sampling: Any) -> str:
         """What the model answers to a conversation; one without a chat template answers the last message alone."""
         prompt = self.source.prompts.prompt(list(messages) if self.chat.templated else messages[-1]["content"])
-        seed = seed_of(self.config.seed, EVALUATION, len(messages))
+        seed = mixed(self.config.seed, EVALUATION, len(messages))
         drawn = replace(self.config.sampling, **sampling)
         return self.source.sample([prompt], 1, drawn, [seed])[0].text
 

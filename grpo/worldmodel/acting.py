@@ -16,6 +16,7 @@ import torch
 from grpo.envs.fleet import Begun, EnvError, Fleet, Snapshot, Tree
 from grpo.envs.spaces import put, zeros
 from grpo.errors import SamplesFailed
+from grpo.seeding import start_seeds
 from grpo.worldmodel.background import Tape
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel
@@ -32,9 +33,8 @@ EVALUATION = 1_000_003
 
 
 def episode_seed(seed: int, lane: int, number: int) -> int:
-    """The seed of a lane's next episode. Evaluation's are odd and all others even, so that no start is in both."""
-    drawn = int(np.random.SeedSequence([seed, lane, number]).generate_state(1)[0]) >> 1
-    return drawn | 1 if lane == EVALUATION else drawn & ~1
+    """The seed of a lane's next episode."""
+    return start_seeds([seed, lane, number], 1, held_out=lane == EVALUATION)[0]
 
 
 class Eyes:

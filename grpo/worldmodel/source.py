@@ -24,7 +24,7 @@ from grpo.envs.fleet import Fleet
 from grpo.errors import SamplesFailed, line
 from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts
-from grpo.seeding import derive
+from grpo.seeding import derive, generator
 from grpo.worldmodel.acting import Lanes
 from grpo.worldmodel.background import Beside, Tape
 from grpo.worldmodel.config import WorldModelConfig
@@ -144,7 +144,7 @@ class WorldModelSource:
         if self._beside is None:
             random = self._play(lanes, replay, step)
         else:
-            random = np.random.default_rng([config.seed, step, 1])
+            random = generator(config.seed, step, 1)
             self._settle()
             if self._ahead != step:
                 self._beside.refresh()
@@ -162,7 +162,7 @@ class WorldModelSource:
     def _play(self, lanes: Lanes, memory: Replay | Tape, step: int) -> np.random.Generator:
         """The steps of a round, into the replay or onto a tape for it; what is left of the round's randomness."""
         config, noise = self.config, self._generator(step, "act")
-        random = np.random.default_rng([config.seed, step, 0])
+        random = generator(config.seed, step, 0)
         until = max(config.prefill, lanes.env_steps + config.steps_per_collect)
         while lanes.env_steps < until or (isinstance(memory, Replay) and not memory.sequences):
             lanes.tick(memory, random, noise)

@@ -26,6 +26,7 @@ from grpo.control.play import Episodes
 from grpo.control.scaling import Scaling
 from grpo.envs.fleet import Tree
 from grpo.envs.spaces import flatten, layout, take
+from grpo.seeding import generator
 
 RIDGE = 1e-3
 """Penalty on a weight's square, a decision; the constant pays none."""
@@ -40,7 +41,7 @@ class FittedValue:
         self._layout = layout(space)
         if self._layout.pictures:
             raise ConfigError("advantage=fitted reads numbers, not pictures; use step, leave_one_out or critic")
-        size, random = self._layout.size, np.random.default_rng([config.seed, 7])
+        size, random = self._layout.size, generator(config.seed, 7)
         self._scaling = Scaling(gym.spaces.Box(-np.inf, np.inf, (size,)), True)
         self._slope_DH = random.normal(0.0, 1.0 / np.sqrt(size), (size, config.baseline_features))
         self._shift_H = random.uniform(-1.0, 1.0, config.baseline_features)

@@ -25,6 +25,7 @@ from grpo.language.data.columns import Columns
 from grpo.language.data.rows import Row, Rows, load, read_rows
 from grpo.language.data.stream import Position, Stream
 from grpo.language.samples import Prompt
+from grpo.seeding import generator
 
 __all__ = ["Prompts", "Rows", "load", "read_rows"]
 
@@ -150,7 +151,7 @@ class Prompts:
         if epoch not in self._orders:
             while len(self._orders) > 1:  # a batch may reach into the next epoch
                 del self._orders[next(iter(self._orders))]
-            random = np.random.default_rng([self._seed, epoch])
+            random = generator(self._seed, epoch)
             self._orders[epoch] = random.permutation(len(self)) if self._shuffle else np.arange(len(self))
         return self._orders[epoch]
 

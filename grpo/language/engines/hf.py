@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteriaList
@@ -18,6 +17,7 @@ from grpo.config import ConfigError
 from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens, in_groups
 from grpo.language.engines.inline import bare, check, evaluating, left_padded
 from grpo.language.engines.sampling import StopTexts
+from grpo.seeding import mixed
 
 
 class HFEngine:
@@ -146,7 +146,7 @@ def _plain_settings(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _seeded(seeds: Sequence[int], device: torch.device) -> Iterator[None]:
     """Torch's generator of the device seeded from all of the rows' seeds, and afterwards as it was."""
-    seed = int(np.random.SeedSequence(list(seeds)).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    seed = mixed(*seeds)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if device.type == "cuda":
             with torch.cuda.device(device):

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.seeding import rounding_seed
+
 
 class RoundedAdamW(torch.optim.Optimizer):
     """AdamW with float32 moments and arithmetic, and random rounding of what it writes."""
@@ -45,7 +47,7 @@ class RoundedAdamW(torch.optim.Optimizer):
                 state["step"] += 1
                 if p.device not in random:
                     draw = torch.Generator(p.device)
-                    random[p.device] = draw.manual_seed(group["seed"] * 1_000_003 + state["step"])
+                    random[p.device] = draw.manual_seed(rounding_seed(group["seed"], state["step"]))
                 self._move(p, p.grad, state, group, random[p.device])
 
     def _move(self, p: Tensor, grad: Tensor, state: Any, group: Any, random: torch.Generator) -> None:

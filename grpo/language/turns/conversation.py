@@ -23,8 +23,9 @@ from grpo.language.data.chat import Chat, check_prefixes
 from grpo.language.engines import Completion, Engine, Sampling, Tokens, in_groups
 from grpo.language.rewards.lookup import find
 from grpo.language.samples import Message, Prompt, Sample
-from grpo.language.source import Groups, seed_of
+from grpo.language.source import Groups
 from grpo.language.turns.tools import Call, Toolbox, parse_calls
+from grpo.seeding import mixed
 
 __all__ = ["Call", "Conversation", "Environment", "Toolbox", "make_conversation", "parse_calls"]
 
@@ -172,7 +173,7 @@ class Conversation:
             # One limit for all of them: who has less room is cut below, as if it had been the limit.
             drawn = replace(sampling, max_new_tokens=max(1, *rooms))
             asked = [[*talk.prompt.ids, *talk.ids] for talk in live[::shared]]
-            turn_seeds = [seed_of(talk.seed, turn) if turn else talk.seed for talk in live]
+            turn_seeds = [mixed(talk.seed, turn) if turn else talk.seed for talk in live]
             made = engine.generate(asked, shared, drawn, turn_seeds)
             for talk, completion, room in zip(live, made, rooms, strict=True):
                 talk.say(completion, max(room, 1), self._text)

@@ -30,6 +30,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.protocols import State
+from grpo.seeding import generator
 from grpo.worldmodel.replay.chunks import ChunkFolder
 from grpo.worldmodel.replay.records import (
     Form,
@@ -211,7 +212,7 @@ class Replay:
     def _draw(self, key: list[int], count: int) -> np.ndarray:
         starts_L = self._starts_L()
         ends_L = starts_L.cumsum()
-        drawn_B = np.random.default_rng(key).integers(0, ends_L[-1], count)
+        drawn_B = generator(*key).integers(0, ends_L[-1], count)
         lane_B = np.searchsorted(ends_L, drawn_B, "right")
         return self._ids(lane_B, self._store.first_L[lane_B] + drawn_B - (ends_L - starts_L)[lane_B])
 
