@@ -235,7 +235,7 @@ def _port(text: str) -> int:
 
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     if arguments.dialects:
-        from grpo.dialects import table_text
+        from grpo.app.words import table_text
 
         print(table_text())
         return OK

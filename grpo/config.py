@@ -6,14 +6,14 @@ are given by name, in our spelling or another system's (`grpo.dialects`). What i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
-from grpo.dialects import OWN, Translation, spellings, translate
+from grpo.dialects import OWN, SYSTEMS, Translation, Words, spellings, translate
 from grpo.errors import ConfigError, nearest
 from grpo.recipes import RECIPES, Recipe, recipe, without_effect
 
@@ -37,6 +37,12 @@ class GRPOConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     dialect: ClassVar[str] = "grpo"
     """Whose words the constructor takes."""
+    in_run_block: ClassVar[tuple[str, ...]] = ()
+    """Settings that a dialect of the room writes into its `run:` block."""
+    goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Setting → those that say more about its value: what a preset says of them does not hold for another value."""
+    words: ClassVar[Words] = SYSTEMS
+    """What these words are, by system: those about the algorithm, and in a room its own."""
 
     loss_type: str = "plain"
     """The recipe: a row of the table that `grpo presets --recipes` prints."""
@@ -87,7 +93,7 @@ class GRPOConfig(BaseModel):
 
     def __init__(self, *, _dialect: str = "grpo", **settings: Any) -> None:
         try:
-            given, translations = translate(settings, _dialect)
+            given, translations = translate(settings, _dialect, self.words)
             super().__init__(**_sorted_out(type(self), given, _dialect))
             self._translations = translations
             _check(self)
@@ -135,11 +141,14 @@ class GRPOConfig(BaseModel):
         """What foreign spellings became."""
         return list(self._translations)
 
+    def title(self, given: Collection[str], preset: str) -> str:
+        """What a person would call a run with these settings; `given`: those that no preset brought."""
+        return preset
+
     def but(self, **settings: Any) -> Self:
         """These settings with some changed."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "recipe"}
-        words = type(self).dialect  # of what is new; what is here has been translated
-        changed, _ = translate(settings, words)
+        changed, _ = translate(settings, self.dialect, self.words)  # what is here has been translated
         return type(self)(_dialect=OWN, **given | self.recipe | changed)
 
     def __getattr__(self, name: str) -> Any:
@@ -159,7 +168,7 @@ def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) ->
             own[name] = value
         else:
             columns[name] = value
-    known = [*model.model_fields, *COLUMNS, *spellings(dialect)]
+    known = [*model.model_fields, *COLUMNS, *spellings(dialect, model.words)]
     hints = get_type_hints(Recipe)
     for name, value in columns.items():
         if name not in COLUMNS:

@@ -68,6 +68,9 @@ MOVED = {
     "control.fitted": "control.baselines.fitted",
     "control.points": "control.baselines.points",
     "control.critic": "control.baselines.critic",
+    "dialects.run": "run.dialect",
+    "dialects.trl": "language.compat.dialect",
+    "dialects.embodied": "control.dialect",
     "run.seeding": "seeding",
     "run.sinks": "run.trackers",
 }

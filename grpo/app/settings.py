@@ -16,22 +16,18 @@ from typing import Any, Protocol, get_origin
 from pydantic import ValidationError
 
 from grpo.app.files import parse_settings, read_settings
+from grpo.app.words import EVERY
 from grpo.config import COLUMNS, ConfigError, GRPOConfig, one_line
-from grpo.dialects import OWN, RUN, Spelling, read, spellings, translate_run
+from grpo.dialects import OWN, Spelling, read, spellings
 from grpo.errors import nearest
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
+from grpo.run.dialect import RUN, translate_run
 
 ALGORITHM_DIALECT = "rlinf"
 """What an `algorithm:` block is written in unless it says otherwise."""
 
 DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
-
-OF_THE_TASK = ("train_ratio", "envs")
-"""Words that DreamerV3 writes into its run block; here they are settings of the task."""
-
-OF_THE_DATA = ("dataset_config", "dataset_split", "eval_dataset", "eval_split")
-"""Where a data set keeps its rows: what a preset says of that does not hold for another data set."""
 
 
 class Room(Protocol):
@@ -68,6 +64,8 @@ class Layer:
     """Our name of a run's setting → the foreign key it was given as."""
     firm: bool = True
     """Given by the user: a setting without effect is an error. A preset's is left out instead."""
+    in_run: dict[str, Any] = field(default_factory=dict)
+    """Those in a `run:` block that are not about the run: a task's own, if it says so."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +82,9 @@ class Resolved:
         """What a person would call it: as asked for, or the preset, environment, data or model that it is about."""
         origin = self.origins.get("task", "")
         preset = origin.removeprefix("preset ")
-        chosen = [
-            name for name in ("env", "dataset", "model") if not self.origins.get(name, "preset").startswith("preset")
-        ]
-        own = {name: Path(str(getattr(self.config, name))) for name in chosen}
-        words = (
-            self.run.name,
-            str(own.get("env", "")),
-            preset if origin.startswith("preset ") and preset != self.task else "",
-            own.get("dataset", Path()).stem,
-            own.get("model", Path()).name,
-            preset,
-        )
-        word = next(filter(None, words), "")
+        given = {name for name, its in self.origins.items() if not its.startswith("preset")}
+        own = preset if origin.startswith("preset ") and preset != self.task else ""
+        word = self.run.name or self.config.title(given, own) or preset
         return re.sub(r"[^A-Za-z0-9_.-]+", "-", word).strip("-.") or self.task
 
     def table(self) -> list[tuple[str, str, Any, str]]:
@@ -194,19 +182,14 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
     for name, block in (("run", run), ("algorithm", algorithm)):
         if not isinstance(block, dict):
             raise ConfigError(f"{origin}: {name} must be a block of `key: value`, found {block!r}")
-    raw |= {key: value for key, value in run.items() if key in OF_THE_TASK}
-    run = {key: value for key, value in run.items() if key not in OF_THE_TASK}
     try:
         rest, loose, done = translate_run(raw)
         unknown, inside, more = translate_run(run)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{origin}: {error}") from None
     inside |= {"name": unknown.pop("name")} if "name" in unknown else {}
-    if unknown:
-        word = next(iter(unknown))
-        raise ConfigError(f"{origin}: unknown setting 'run.{word}'{nearest(word, list(RunConfig.model_fields))}")
     spelled = {name: item.key for item in (*more, *done) for name in item.settings}
-    return Layer(origin, rest, algorithm, inside | loose, task, dialect, spelled, firm)
+    return Layer(origin, rest, algorithm, inside | loose, task, dialect, spelled, firm, in_run=unknown)
 
 
 def _several(value: Any) -> list[Any]:
@@ -234,8 +217,9 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
     for layer in layers:
         ours, along, spelled = _translated(layer, dialect, model, settings)
         yielding = {key: item for key, item in yielding.items() if key not in ours} | along
-        if ours.get("dataset", settings.get("dataset")) != settings.get("dataset"):
-            settings = {name: value for name, value in settings.items() if name in firm or name not in OF_THE_DATA}
+        for name in _outdated(ours, settings, model):
+            if name not in firm:
+                settings.pop(name, None)
         for name, value in ours.items():
             settings[name] = value
             origins[name] = _from(layer, spelled.get(name, name), name)
@@ -256,6 +240,21 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
     return Resolved(task, _made(model, settings, firm, origins), _run_config(run), origins)
 
 
+def _outdated(ours: Mapping[str, Any], before: Mapping[str, Any], model: type[GRPOConfig]) -> list[str]:
+    """What was said about values that are now others."""
+    changed = [name for name in model.goes_with if ours.get(name, before.get(name)) != before.get(name)]
+    return [name for about in changed for name in model.goes_with[about]]
+
+
+def _of_the_task(layer: Layer, model: type[GRPOConfig]) -> dict[str, Any]:
+    """A layer's settings with those that stand in its run block."""
+    for word in layer.in_run:
+        if word not in model.in_run_block:
+            known = [*RunConfig.model_fields, *model.in_run_block]
+            raise ConfigError(f"{layer.origin}: unknown setting 'run.{word}'{nearest(word, known)}")
+    return layer.settings | layer.in_run
+
+
 def _from(layer: Layer, key: str, name: str) -> str:
     return layer.origin if key == name else f"{layer.origin} ({key})"
 
@@ -268,11 +267,11 @@ def _translated(
     along: dict[str, tuple[str, dict[str, Any]]] = {}
     spelled: dict[str, str] = {}
     for block, words in (
-        (layer.settings, layer.dialect or dialect),
+        (_of_the_task(layer, model), layer.dialect or dialect),
         (layer.algorithm, layer.dialect or ALGORITHM_DIALECT),
     ):
         try:
-            ours, soft, done = read(_settled(block, model, spellings(words)), words, before)
+            ours, soft, done = read(_settled(block, model, spellings(words, EVERY)), words, before, EVERY)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{layer.origin}: {error}") from None
         settings |= {name: _fitting(name, value, model) for name, value in ours.items()}
@@ -306,7 +305,7 @@ def _expect_known(
 ) -> None:
     known = [name for name in model.model_fields if name != "recipe"] + list(COLUMNS)
     about_the_run = [*(f"run.{name}" for name in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
-    words = known + list(spellings(dialect)) + about_the_run
+    words = known + list(spellings(dialect, EVERY)) + about_the_run
     for name in settings:
         if name not in known:
             raise ConfigError(f"{origins[name]}: unknown setting {name!r}{nearest(name, words)}")

@@ -6,11 +6,14 @@ group, batch-std scaling, many passes that stop when the policy has moved far en
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from grpo.config import ConfigError, GRPOConfig
+from grpo.control.dialect import WORDS
+from grpo.dialects import SYSTEMS, Words, joined
 from grpo.recipes import RECIPES
 
 ADVANTAGES: dict[str, dict[str, Any]] = {
@@ -31,6 +34,8 @@ BOOTSTRAPS = ("critic", "fitted")
 
 class ControlConfig(GRPOConfig):
     """The algorithm's settings with those of environments and policies."""
+
+    words: ClassVar[Words] = joined(SYSTEMS, WORDS)
 
     # --- the environment
     env: str = "CartPole-v1"
@@ -153,6 +158,10 @@ class ControlConfig(GRPOConfig):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         _check(self)
+
+    def title(self, given: Collection[str], preset: str) -> str:
+        """After its environment, if that is not the preset's."""
+        return self.env if "env" in given else preset
 
     @property
     def judged_by(self) -> str | None:

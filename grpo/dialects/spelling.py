@@ -30,6 +30,10 @@ class Spelling:
     """Any value but the system's own default is an error that gives `default` as the reason."""
 
 
+Words = Mapping[str, tuple[Spelling, ...]]
+"""Foreign keys by the system that they belong to."""
+
+
 @dataclass(frozen=True)
 class Soft:
     """A value that goes along with a key, and yields to any other key that sets the same."""
@@ -44,6 +48,20 @@ class Translation:
     key: str
     value: Any
     settings: Settings
+
+
+def joined(*tables: Words) -> dict[str, tuple[Spelling, ...]]:
+    """The words of several tables; where two know a key of one system, the later says what it means."""
+    found: dict[str, dict[str, Spelling]] = {}
+    for table in tables:
+        for system, some in table.items():
+            found.setdefault(system, {}).update({spelling.key: spelling for spelling in some})
+    return {system: tuple(keys.values()) for system, keys in found.items()}
+
+
+def key_of(raw: str) -> str:
+    """As it is spelled here: with underscores."""
+    return raw.replace("-", "_")
 
 
 def truth(value: Any) -> bool:

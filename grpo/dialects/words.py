@@ -1,13 +1,11 @@
-"""Words of other systems, by system: those with one meaning everywhere, then those that differ."""
+"""Words about the algorithm: those with one meaning everywhere, then those that differ, by system."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.dialects.embodied import EMBODIED
-from grpo.dialects.spelling import Settings, Spelling, choice, truth
-from grpo.dialects.trl import TRL
+from grpo.dialects.spelling import Settings, Spelling, choice, refuse, truth, whole
 
 OWN = "own"
 """Our own names, where every other word has been translated already: what a run folder keeps."""
@@ -97,25 +95,23 @@ COMMON = (
 )
 """Words with one meaning."""
 
-_script = choice({"train_grpo": {}, "train": {}})
-_platforms = {"metal": "mps", "mps": "mps", "cuda": "cuda", "gpu": "cuda", "cpu": "cpu", "auto": "auto"}
+_CRITIC = "its GRPO has no critic; a room with one has settings of its own"
 
 
-def _jax(block: Any) -> Settings:
-    """`jax: {platform: …}`: where to compute. Nothing of JAX is needed for it."""
-    if not isinstance(block, Mapping) or set(block) != {"platform"}:
-        raise ValueError(f"of this block only platform is known, got {block!r}")
-    return choice({name: {"device": ours} for name, ours in _platforms.items()})(block["platform"])
+def _discount(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
+    """It stands in every block of that system, and its GRPO does not read it: it judges whole episodes."""
+    return {key: {key: value} if ours.get("credit") != "trajectory" else {} for key, value in words.items()}
 
 
-DREAMER = (
-    Spelling("script", "", "train; here a command: grpo train. train_grpo and train are accepted", _script),
-    Spelling("jax", "device", "platform cuda: cuda, metal (mps here) or cpu, of torch; jax-metal is not needed", _jax),
-    Spelling("imag_length", "horizon", "15; ours 32"),
-    Spelling("replay_size", "replay_capacity", "5e6; ours 200,000 steps"),
-    Spelling("actent", "entropy_coef", "3e-4"),
-)
-"""DreamerV3's own words. Its run.train_ratio and run.envs are read as settings of the task."""
+def _starts(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
+    """num_group_envs groups play at a time, rollout_epoch times over: their product learns in one step."""
+    times = whole(words.get("rollout_epoch", 1))
+    if "num_group_envs" not in words:
+        if times != 1:
+            raise ValueError("rollout_epoch needs num_group_envs: a step has the product of both; or groups_per_step")
+        return {}
+    return {"num_group_envs": {"groups_per_step": whole(words["num_group_envs"]) * times}}
+
 
 SYSTEMS: dict[str, tuple[Spelling, ...]] = {
     "grpo": (
@@ -179,11 +175,14 @@ SYSTEMS: dict[str, tuple[Spelling, ...]] = {
             lambda value: {"reduction": "token_mean"} if truth(value) else {},
         ),
         Spelling("kl_penalty", "kl_estimator", "kl", _kl_estimator),
-        *EMBODIED,
+        Spelling("gamma", "gamma", "0.99; not read where adv_type=grpo", together=_discount),
+        Spelling("gae_lambda", "", "0.95; its GRPO judges whole episodes and does not read it", lambda value: {}),
+        Spelling("num_group_envs", "groups_per_step", "8, times rollout_epoch", together=_starts),
+        Spelling("rollout_epoch", "groups_per_step", "1, times num_group_envs", together=_starts),
+        refuse("value_clip", _CRITIC, 0.2),
+        refuse("huber_delta", _CRITIC, 10.0, 10),
     ),
     "tutorial": (Spelling("batch_size", "decisions_per_minibatch", "32 decisions"),),
-    "trl": TRL,
-    "dreamer": DREAMER,
     OWN: (),
 }
-"""Words that mean something else elsewhere, by system."""
+"""Words that mean something else elsewhere, by system: those that every room understands."""

@@ -6,21 +6,29 @@ concerns the run goes to `config.run`, everything else becomes one of the names 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
 
 from grpo.config import ConfigError, GRPOConfig, one_line
-from grpo.dialects import Translation, translate_run
+from grpo.dialects import SYSTEMS, Translation, Words, joined
+from grpo.language.compat.dialect import WORDS
 from grpo.language.engines import Sampling
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
+from grpo.run.dialect import translate_run
 
 
 class LanguageConfig(GRPOConfig):
     """The algorithm's settings with those of language models."""
 
     dialect: ClassVar[str] = "trl"
+    words: ClassVar[Words] = joined(SYSTEMS, WORDS)
+    goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "dataset": ("dataset_config", "dataset_split", "eval_dataset", "eval_split"),
+    }
 
     # --- the model
     model: str = ""
@@ -216,6 +224,12 @@ class LanguageConfig(GRPOConfig):
     def translations(self) -> list[Translation]:
         """What foreign spellings became."""
         return [*super().translations, *self._run_translations]
+
+    def title(self, given: Collection[str], preset: str) -> str:
+        """After its preset, else its data or model."""
+        data = Path(self.dataset).stem if "dataset" in given else ""
+        model = Path(self.model).name if "model" in given else ""
+        return preset or data or model
 
     def but(self, **settings: Any) -> LanguageConfig:
         """These settings with some changed."""

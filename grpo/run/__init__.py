@@ -1,5 +1,7 @@
 """The machinery of a run: folder, checkpoints, loop, sinks, progress. It knows no domain and holds no mathematics.
 
+config      how a run is carried out: its settings
+dialect     other systems' words for them
 folder      what a run leaves on disk, and its reader (loads no framework: the viewer imports only this)
 redaction   secrets are taken out before anything is written or sent
 lock        one process a folder

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Collection
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from grpo.config import ConfigError, GRPOConfig
+from grpo.dialects import SYSTEMS, Words, joined
+from grpo.worldmodel.dialect import IN_RUN_BLOCK, WORDS
 from grpo.worldmodel.model.rssm import SIZES
 
 GAMMA = 0.997
@@ -25,6 +28,9 @@ CRITIC = {"credit": "reward_to_go", "baseline": "given"}
 
 class WorldModelConfig(GRPOConfig):
     """The algorithm's settings with those of environments, world model and imagination."""
+
+    words: ClassVar[Words] = joined(SYSTEMS, WORDS)
+    in_run_block: ClassVar[tuple[str, ...]] = IN_RUN_BLOCK
 
     # --- the environment
     env: str = "CartPole-v1"
@@ -149,6 +155,10 @@ class WorldModelConfig(GRPOConfig):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         _check(self)
+
+    def title(self, given: Collection[str], preset: str) -> str:
+        """After its environment, if that is not the preset's."""
+        return self.env if "env" in given else preset
 
     @property
     def discount(self) -> float:

@@ -33,9 +33,10 @@ def lint_imports(cwd: Path) -> subprocess.CompletedProcess[str]:
     "statement",
     [
         "import grpo",
+        "import grpo.app.words, grpo.control.config",
         "import runpy; sys.argv = ['grpo', '--help']; runpy.run_module('grpo.cli', run_name='__main__')",
     ],
-    ids=["import grpo", "grpo --help"],
+    ids=["import grpo", "the rooms' words", "grpo --help"],
 )
 def test_loads_no_array_library(statement):
     report = f"import atexit, sys; atexit.register(lambda: print('loaded', {{*sys.modules}} & {{*{HEAVY}}}))"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from grpo.app.words import EVERY, table_text
 from grpo.config import COLUMNS, ConfigError, GRPOConfig
 from grpo.control.config import ControlConfig
-from grpo.dialects import COMMON, RUN, SYSTEMS, spellings, table_text, translate
+from grpo.dialects import COMMON, SYSTEMS, spellings, translate
 from grpo.language.config import LanguageConfig
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
+from grpo.run.dialect import RUN
 from grpo.worldmodel.config import WorldModelConfig
 
 
@@ -113,12 +115,12 @@ def test_switched_off_keys_are_not_read():
     assert (on.ref_sync_steps, on.ref_mixup_alpha) == (64, 0.9)
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", EVERY)
 def test_every_spelling_ends_in_a_setting(system):
     """The table is tested against the schema: no foreign key leads nowhere."""
     schema = {"trl": LanguageConfig, "dreamer": WorldModelConfig, "rlinf": ControlConfig}.get(system, GRPOConfig)
     known = {*schema.model_fields, *COLUMNS}
-    for spelling in spellings(system).values():
+    for spelling in spellings(system, EVERY).values():
         names = {name.strip() for name in spelling.becomes.split(",")}
         assert names <= known or (names == {""} and spelling.default), spelling.key
         own = spelling.key in known and spelling.convert is None and spelling.together is None
@@ -135,7 +137,7 @@ def test_dashes_are_underscores():
 
 def test_the_table_lists_every_spelling():
     text = table_text()
-    for spelling in (*COMMON, *RUN, *(s for some in SYSTEMS.values() for s in some)):
+    for spelling in (*COMMON, *RUN, *(s for some in EVERY.values() for s in some)):
         assert spelling.key in text
     with pytest.raises(ValueError, match='unknown dialect "rlinff"; did you mean "rlinf"'):
         spellings("rlinff")
@@ -172,3 +174,13 @@ def test_an_error_says_which_settings_could_be_left_out():
         with pytest.raises(ConfigError) as caught:
             GRPOConfig(**settings)
         assert caught.value.idle == idle, settings
+
+
+def test_a_room_brings_its_own_words():
+    """The hall knows the algorithm's; a room's are there for its own settings, and for whatever the command reads."""
+    assert not {"trl", "dreamer"} & {*GRPOConfig.words} and "num_action_chunks" not in spellings("rlinf")
+    assert {*LanguageConfig.words} - {*SYSTEMS} == {"trl"} and {*WorldModelConfig.words} - {*SYSTEMS} == {"dreamer"}
+    assert "num_action_chunks" in spellings("rlinf", ControlConfig.words)
+    with pytest.raises(ConfigError, match=r'unknown dialect "trl".*known: grpo, rlinf, tutorial, own'):
+        GRPOConfig(_dialect="trl", max_steps=3)
+    assert {*EVERY} == {*SYSTEMS, "trl", "dreamer"}

@@ -1,7 +1,7 @@
 """Every field of TRL 1.16's GRPOConfig, its own and those it inherits: implemented, mapped, or refused with the reason.
 
-The words and their conversion live in `grpo.dialects.trl`; this table adds the fields that are ours by the same name.
-`docs/trl.md` is made from it.
+The words and their conversion live in `grpo.language.compat.dialect`; this table adds the fields that are ours by the
+same name. `docs/trl.md` is made from it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from grpo.dialects import COMMON, RUN, Spelling
-from grpo.dialects.trl import FIELDS as SPELLED
+from grpo.dialects import COMMON, Spelling
+from grpo.language.compat.dialect import FIELDS as SPELLED
+from grpo.run.dialect import RUN
 
 
 @dataclass(frozen=True)

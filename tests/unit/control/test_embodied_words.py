@@ -89,11 +89,11 @@ def test_the_preset_trains_a_toy_robot():
     ],
 )
 def test_what_a_word_becomes(words, ours):
-    assert translate(words, "rlinf")[0] == ours
+    assert translate(words, "rlinf", ControlConfig.words)[0] == ours
 
 
 def test_a_discount_beside_whole_episodes_is_not_read():
-    ours, _ = translate({"adv_type": "grpo", "gamma": 0.99, "gae_lambda": 0.95}, "rlinf")
+    ours, _ = translate({"adv_type": "grpo", "gamma": 0.99, "gae_lambda": 0.95}, "rlinf", ControlConfig.words)
     assert ours["credit"] == "trajectory" and "gamma" not in ours and "gae_lambda" not in ours
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
-from grpo.dialects import RUN_NAMES, translate_run
 from grpo.language.config import LanguageConfig
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
+from grpo.run.dialect import RUN_NAMES, translate_run
 
 
 def test_the_issue_s_block():
@@ -43,7 +43,7 @@ def test_easydel_s_two_blocks():
 
 
 def test_every_setting_of_the_run_has_a_word_here():
-    """Both lists are written out, as the hall may not look into `run`."""
+    """Two have rules of their own."""
     assert {*RUN_NAMES, "trackers", "name"} == {*RunConfig.model_fields}
 
 

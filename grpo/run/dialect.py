@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo.dialects.spelling import Settings, Spelling, absent, given, truth, whole
+from grpo.dialects import Settings, Spelling, Translation, interpret, key_of
+from grpo.dialects.spelling import absent, given, truth, whole
+from grpo.run.config import RunConfig
 
-RUN_NAMES = (
-    "steps", "num_train_epochs", "logdir", "checkpoint_every", "keep_last", "keep_best", "best_by", "evaluate_every",
-    "stop_at", "env_steps", "sample_every", "log_every", "failure_budget", "project",
-)  # fmt: skip
-"""Our own that are taken as they are. Not `name`, which is too plain a word outside a `run:` block."""
+RUN_NAMES = tuple(name for name in RunConfig.model_fields if name not in ("name", "trackers"))
+"""Our own that are taken as they are. Not `name`, which is too plain a word outside a `run:` block; `trackers` is one
+of several words for one list."""
 
 MIRRORS = ("tensorboard", "wandb", "trackio")
 
@@ -120,3 +120,11 @@ RUN = (
     Spelling("greater_is_better", "best_by", "by the metric's name; ours true", together=_best),
 )  # fmt: skip
 """TRL's, EasyDeL's and our own words, accepted wherever settings are read."""
+
+
+def translate_run(settings: Mapping[str, Any]) -> tuple[Settings, Settings, list[Translation]]:
+    """Settings that do not concern the run, those that do (as RunConfig has them), and what each foreign key became."""
+    known = {spelling.key: spelling for spelling in RUN}
+    about = {raw: value for raw, value in settings.items() if key_of(raw) in known or key_of(raw) in RUN_NAMES}
+    run, soft, done = interpret(about, known, {})
+    return {raw: value for raw, value in settings.items() if raw not in about}, soft | run, done

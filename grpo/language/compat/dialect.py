@@ -373,3 +373,6 @@ OTHERS = (
 """EasyDeL's, and those of both systems' scripts and command lines."""
 
 TRL = (*FIELDS, *OTHERS)
+
+WORDS = {"trl": TRL}
+"""By system, beside those that every room understands."""
