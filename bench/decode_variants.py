@@ -23,10 +23,14 @@ from models import random_model  # noqa: E402
 from shapes import SHAPES  # noqa: E402
 
 from grpo.language.engines import Sampling, Tokens  # noqa: E402
-from grpo.language.engines.cuda_graphs import blocks as pages  # noqa: E402
-from grpo.language.engines.cuda_graphs import decoder, kernels  # noqa: E402
-from grpo.language.engines.cuda_graphs import model_runner as machine  # noqa: E402
-from grpo.language.engines.cuda_graphs import scheduler as rollout  # noqa: E402
+from grpo.language.engines.cuda_graphs import (  # noqa: E402
+    blocks,
+    decoder,
+    kernels,
+    model_runner,
+    scheduler,
+    sequence,
+)
 from grpo.language.engines.inline import InlineEngine  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
@@ -54,29 +58,32 @@ def attend_with(**settings):
     return mock.patch.object(decoder, "attend", lambda *args, **named: plain(*args, **{**named, **settings}))
 
 
-def paged(size):
-    """Pages of another size."""
-    made, of = pages.Pages, pages.size_of
+def blocks_of(size):
+    """Blocks of another size."""
+    made, of = blocks.BlockManager, blocks.block_bytes
     return [
-        mock.patch.object(machine, "Pages", lambda *args: made(*args, page=size)),
-        mock.patch.object(decoder, "Pages", lambda *args: made(*args, page=size)),
-        mock.patch.object(machine, "size_of", lambda *args: of(*args, page=size)),
-        mock.patch.object(rollout, "needed", lambda tokens: -(-tokens // size)),
+        mock.patch.object(model_runner, "BlockManager", lambda *args: made(*args, block_size=size)),
+        mock.patch.object(decoder, "BlockManager", lambda *args: made(*args, block_size=size)),
+        mock.patch.object(model_runner, "block_bytes", lambda *args: of(*args, block_size=size)),
+        *(
+            mock.patch.object(module, "blocks_for", lambda tokens: -(-tokens // size))
+            for module in (scheduler, sequence)
+        ),
     ]
 
 
 VARIANTS = {
     "as it is": [],
-    "every row reads its prompt by itself": [mock.patch.object(rollout, "SHARED_BY", 10**9)],
-    "prompts always read together": [mock.patch.object(rollout, "SHARED_BYTES", 0)],
-    "the module's own forward": [mock.patch.object(machine, "make_decoder", module_only)],
-    "4 steps a chunk": [mock.patch.object(rollout, "CHUNK", 4)],
-    "16 steps a chunk": [mock.patch.object(rollout, "CHUNK", 16)],
-    "pages of 16": paged(16),
-    "pages of 64": paged(64),
+    "every row reads its prompt by itself": [mock.patch.object(scheduler, "SHARED_BY", 10**9)],
+    "prompts always read together": [mock.patch.object(scheduler, "SHARED_BYTES", 0)],
+    "the module's own forward": [mock.patch.object(model_runner, "make_decoder", module_only)],
+    "4 steps a chunk": [mock.patch.object(scheduler, "CHUNK", 4)],
+    "16 steps a chunk": [mock.patch.object(scheduler, "CHUNK", 16)],
+    "blocks of 16 tokens": blocks_of(16),
+    "blocks of 64 tokens": blocks_of(64),
     "4 warps": [attend_with(warps=4, stages=3)],
-    "blocks of 32": [attend_with(block=32)],
-    "blocks of 128": [attend_with(block=128)],
+    "tiles of 32": [attend_with(tile=32)],
+    "tiles of 128": [attend_with(tile=128)],
 }
 FEW = ("as it is", "every row reads its prompt by itself", "prompts always read together", "the module's own forward")
 

@@ -13,6 +13,9 @@ from grpo.language.engines import Engine, Tokens
 from grpo.language.engines.hf import HFEngine
 from grpo.language.engines.inline import InlineEngine
 
+FORMER = {"pages": "blocks"}
+"""What settings of engines were called, as run folders may still have them."""
+
 
 def make_engine(name: str, model: nn.Module, tokens: Tokens, **engine_kwargs: Any) -> Engine:
     """auto: our own loop where the model allows it, else transformers' generate, with a notice."""
@@ -23,6 +26,9 @@ def make_engine(name: str, model: nn.Module, tokens: Tokens, **engine_kwargs: An
         name = "transformers" if reason else "inline"
     kind = _kind(name)
     known = inspect.signature(kind).parameters
+    for old, new in FORMER.items():
+        if old in engine_kwargs and new in known:
+            engine_kwargs.setdefault(new, engine_kwargs.pop(old))
     wrong = set(engine_kwargs) - set(known)
     if wrong and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         takes = ", ".join(name for name in known if name not in ("model", "tokens"))

@@ -2,7 +2,7 @@
 
 A prompt is read once and its keys and values are shared out to its completions; rows that have ended leave the batch,
 so that the cost follows the rows that are still written. Log-probs are recorded as the tokens are drawn. On a GPU the
-steps are captured as CUDA graphs (`graphed`), where the model allows it.
+steps are captured as CUDA graphs (`cuda_graphs`), where the model allows it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from grpo.language.engines.sampling import StopTexts, draw, uniforms
 from grpo.language.scoring.head import unrounded
 
 if TYPE_CHECKING:
-    from grpo.language.engines.cuda_graphs.model_runner import Machine
+    from grpo.language.engines.cuda_graphs.model_runner import ModelRunner
 
 TOKENS_AT_A_TIME = 16_384
 """Of prompts in one pass: enough to keep a GPU busy, and little memory."""
@@ -49,18 +49,18 @@ class InlineEngine:
         *,
         rows_at_a_time: int | None = None,
         graphs: bool | None = None,
-        pages: int | None = None,
+        blocks: int | None = None,
     ) -> None:
-        """rows_at_a_time, pages (of keys and values): at most; None: by need. graphs: None: where there is a GPU."""
+        """rows_at_a_time, blocks (of keys and values): at most; None: by need. graphs: None: where there is a GPU."""
         reason = self.supports(model)
         if reason:
             raise ConfigError(f"engine=inline cannot run this model: {reason}; use engine=transformers")
         self.model, self.tokens, self.rows_at_a_time = model, tokens, rows_at_a_time
         known = inspect.signature(bare(model).forward).parameters
         self._takes = {name for name in ("position_ids", "logits_to_keep") if name in known}
-        self._pages = pages
+        self._blocks = blocks
         on_gpu = next(model.parameters()).device.type == "cuda"
-        self._machine: Machine | None = None
+        self._runner: ModelRunner | None = None
         self._graphs = on_gpu if graphs is None else graphs
         """Whether steps are captured; not again once it has been found that they cannot be."""
 
@@ -100,11 +100,11 @@ class InlineEngine:
         if not prompts:
             return
         with evaluating(self.model), unrounded(_head(self.model)):
-            machine = self._graphed(max(map(len, prompts)) + max(room))
-            if machine is not None:
-                from grpo.language.engines.cuda_graphs.scheduler import Rollout
+            runner = self._graph_runner(max(map(len, prompts)) + max(room))
+            if runner is not None:
+                from grpo.language.engines.cuda_graphs.scheduler import Scheduler
 
-                yield from Rollout(machine, prompts, room, count, sampling, seeds, self.rows_at_a_time)()
+                yield from Scheduler(runner, prompts, room, count, sampling, seeds, self.rows_at_a_time)()
                 return
             groups: dict[int, dict[int, Completion]] = {}
             with laid_out(self.model, max(room)), folded_heads():
@@ -114,27 +114,27 @@ class InlineEngine:
                     if len(group) == count:
                         yield row // count, [group[member] for member in range(count)]
 
-    def _graphed(self, positions: int) -> Machine | None:
+    def _graph_runner(self, positions: int) -> ModelRunner | None:
         """What decodes in CUDA graphs; None where it cannot be, which is said once."""
         if not self._graphs:
             return None
         try:
             if importlib.util.find_spec("triton") is None:
                 raise ImportError("there is no triton; pip install triton")
-            from grpo.language.engines.cuda_graphs.model_runner import Machine
+            from grpo.language.engines.cuda_graphs.model_runner import ModelRunner
             from grpo.language.scoring.decoder_layout import Unsupported
         except ImportError as reason:
             self._without_graphs(str(reason))
             return None
-        self._machine = self._machine or Machine(self.model, self.tokens, pages=self._pages)
+        self._runner = self._runner or ModelRunner(self.model, self.tokens, blocks=self._blocks)
         try:
-            self._machine.prepare(positions)
+            self._runner.prepare(positions)
         except Unsupported as reason:
             self._without_graphs(str(reason))
-        return self._machine
+        return self._runner
 
     def _without_graphs(self, reason: str) -> None:
-        self._graphs, self._machine = False, None
+        self._graphs, self._runner = False, None
         kind = type(bare(self.model)).__name__
         warnings.warn(f"sampling without CUDA graphs, which is slower: {kind}: {reason}", stacklevel=4)
 
@@ -159,18 +159,18 @@ class InlineEngine:
 
     def metrics(self) -> Mapping[str, float]:
         """Of the last rollout."""
-        return {} if self._machine is None else self._machine.metrics()
+        return {} if self._runner is None else self._runner.metrics()
 
     def make_room(self) -> bool:
         """Let go of what is kept between rollouts; whether there was anything."""
-        return self._machine is not None and self._machine.make_room()
+        return self._runner is not None and self._runner.make_room()
 
     def refresh(self) -> None:
         """Nothing to fetch: these are the policy's weights."""
 
     def close(self) -> None:
         """Let go of keys, values and graphs."""
-        self._machine = None
+        self._runner = None
 
     def _batch(
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], sampling: Sampling, seeds: Sequence[int]

@@ -1,4 +1,4 @@
-"""Decoding as on a GPU, its kernels interpreted: the same scheduler, pages and arithmetic, without the graphs."""
+"""Decoding as on a GPU, its kernels interpreted: the same scheduler, blocks and arithmetic, without the graphs."""
 
 import copy
 import os
@@ -16,15 +16,17 @@ pytest.importorskip("triton", reason="kernels need triton, which is there for Li
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # in slots that nobody reads
 
 from grpo.language.engines import Sampling, Tokens  # noqa: E402
-from grpo.language.engines.cuda_graphs import kernels  # noqa: E402
-from grpo.language.engines.cuda_graphs import model_runner as machine  # noqa: E402
-from grpo.language.engines.cuda_graphs import sampler as choosing  # noqa: E402
-from grpo.language.engines.cuda_graphs import scheduler as rollout  # noqa: E402
-from grpo.language.engines.cuda_graphs.blocks import Pages  # noqa: E402
+from grpo.language.engines.cuda_graphs import (  # noqa: E402
+    kernels,
+    model_runner,
+    sampler,
+    scheduler,
+)
+from grpo.language.engines.cuda_graphs.blocks import BlockManager  # noqa: E402
 from grpo.language.engines.cuda_graphs.decoder import FusedDecoder, ModuleDecoder, make_decoder  # noqa: E402
 from grpo.language.engines.cuda_graphs.kernels import Attention, attend  # noqa: E402
 from grpo.language.engines.cuda_graphs.model_runner import buckets, grown  # noqa: E402
-from grpo.language.engines.cuda_graphs.sampler import Outputs, choose  # noqa: E402
+from grpo.language.engines.cuda_graphs.sampler import Outputs, sample  # noqa: E402
 from grpo.language.engines.inline import InlineEngine  # noqa: E402
 from grpo.language.engines.sampling import draw, uniforms  # noqa: E402
 from grpo.language.scoring.decoder_layout import Unsupported  # noqa: E402
@@ -58,7 +60,7 @@ def tokens(eos=(10_000,)):
 
 
 def attended(how, q, key, value, position, prompt, base):
-    """One row's attention by its definition; key and value as they lie in its pages."""
+    """One row's attention by its definition; key and value as they lie in its blocks."""
     index = torch.arange(len(key))
     at = torch.where(index < prompt, index, index - base + prompt)
     sees = ((index < prompt) | (index >= base)) & (at <= position)
@@ -75,7 +77,7 @@ def attended(how, q, key, value, position, prompt, base):
 
 
 @pytest.mark.parametrize("splits", [1, 3], ids=["whole rows", "rows in parts"])
-@pytest.mark.parametrize("together", [False, True], ids=["each row alone", "prompts together"])
+@pytest.mark.parametrize("share_prompts", [False, True], ids=["each row alone", "shared prompts"])
 @pytest.mark.parametrize(
     "how",
     [
@@ -85,44 +87,46 @@ def attended(how, q, key, value, position, prompt, base):
     ],
     ids=["grouped", "window", "softcap"],
 )
-def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, together, splits):
-    page, slots = 8, 9
+def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, share_prompts, splits):
+    block_size, slots = 8, 9
     monkeypatch.setattr(kernels, "TARGET_PROGRAMS", splits * slots * how.kv_heads)
     random = torch.Generator().manual_seed(0)
-    pages = Pages([how], 60, torch.float32, torch.device(DEVICE), page)
-    for pool in pages.kept[0]:
+    blocks = BlockManager([how], 60, torch.float32, torch.device(DEVICE), block_size)
+    for pool in blocks.kv_cache[0]:
         pool.copy_(torch.randn(pool.shape, generator=random))
-    prompt_S = [0, 5, 5, 8, 13, 13, 13, 5, 13]  # several prompts among neighbours, one without any, one full page
-    shared = {n: pages.take(-(-n // page)) for n in set(prompt_S)}
-    shared_other = pages.take(1)  # the eighth slot's prompt is as long as another's, yet another one
+    prompt_S = [0, 5, 5, 8, 13, 13, 13, 5, 13]  # several prompts among neighbours, one without any, one full block
+    shared = {n: blocks.allocate(-(-n // block_size)) for n in set(prompt_S)}
+    shared_other = blocks.allocate(1)  # the eighth slot's prompt is as long as another's, yet another one
     made_S = [3, 0, 17, 9, 30, 1, 16, 4, 2]
     table = torch.zeros(slots, 8, dtype=torch.int32)
     state = torch.zeros(kernels.FIELDS, slots, dtype=torch.int32)
     for slot, (prompt, made) in enumerate(zip(prompt_S, made_S, strict=True)):
         first = shared_other if slot == 7 else shared[prompt]
-        mine = [*first, *pages.take(made // page + 1)]
+        mine = [*first, *blocks.allocate(made // block_size + 1)]
         table[slot, : len(mine)] = torch.tensor(mine)
         state[:, slot] = torch.tensor([slot != 6, 0, prompt + made, 0, 99, slot, prompt])
     q, k, v = (
         torch.randn(slots, heads * how.head_dim, generator=random) for heads in (how.heads, how.kv_heads, how.kv_heads)
     )
-    before = [pool.clone() for pool in pages.kept[0]]
+    before = [pool.clone() for pool in blocks.kv_cache[0]]
     arguments = [x.to(DEVICE) for x in (q, k, v)]
-    out = attend(how, *arguments, *pages.kept[0], table.to(DEVICE), state.to(DEVICE), together=together, block=16)
+    out = attend(
+        how, *arguments, *blocks.kv_cache[0], table.to(DEVICE), state.to(DEVICE), share_prompts=share_prompts, tile=16
+    )
     for slot in range(slots):
         if slot == 6:  # dead: nothing is written
             continue
-        base = -(-prompt_S[slot] // page) * page
+        base = -(-prompt_S[slot] // block_size) * block_size
         at = base + made_S[slot]
         rows = []
-        for pool, new in zip(pages.kept[0], (k, v), strict=True):
+        for pool, new in zip(blocks.kv_cache[0], (k, v), strict=True):
             row = pool.cpu()[table[slot].long()].transpose(1, 2).flatten(0, 1)[: at + 1]
             torch.testing.assert_close(row[at], new[slot].view(how.kv_heads, -1))
             rows.append(row)
         query = q[slot].view(how.heads, -1)
         expected = attended(how, query, *rows, prompt_S[slot] + made_S[slot], prompt_S[slot], base)
         torch.testing.assert_close(out[slot].cpu(), expected, atol=1e-5, rtol=1e-4)
-    changed = sum(int((pool != old).any(-1).sum()) for pool, old in zip(pages.kept[0], before, strict=True))
+    changed = sum(int((pool != old).any(-1).sum()) for pool, old in zip(blocks.kv_cache[0], before, strict=True))
     assert changed == 2 * (slots - 1) * how.kv_heads, "more was written than the new tokens"
 
 
@@ -140,8 +144,8 @@ def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, 
     ],
     ids=str,
 )
-def test_a_token_is_chosen_as_on_the_cpu(monkeypatch, sampling):
-    monkeypatch.setattr(choosing, "BLOCK_V", 128)  # several blocks of a small vocabulary
+def test_a_token_is_sampled_as_on_the_cpu(monkeypatch, sampling):
+    monkeypatch.setattr(sampler, "BLOCK_V", 128)  # several blocks of a small vocabulary
     slots, size, steps = 24, 300, 4
     random = torch.Generator().manual_seed(1)
     logits = torch.randn(slots, size, generator=random) * 3
@@ -168,7 +172,7 @@ def test_a_token_is_chosen_as_on_the_cpu(monkeypatch, sampling):
     eos = int(expected.token_N[7])
     outputs = Outputs(**{**vars(outputs), "eos_E": torch.tensor([1, eos], dtype=torch.int32, device=DEVICE)})
     after = state.clone().to(DEVICE)
-    choose(logits.to(DEVICE), sampling, after, outputs)
+    sample(logits.to(DEVICE), sampling, after, outputs)
     after = after.cpu()
     for slot in range(slots):
         row, step = int(row_S[slot]), int(step_S[slot])
@@ -225,9 +229,9 @@ def test_a_layer_that_differs_in_one_number_is_noticed():
 @torch.no_grad()
 def test_a_forward_that_fails_is_a_reason_and_no_crash(monkeypatch):
     model = family("llama").to(DEVICE)
-    monkeypatch.setattr(FusedDecoder, "read", lambda *_: {}["gone"])
+    monkeypatch.setattr(FusedDecoder, "prefill", lambda *_: {}["gone"])
     assert type(make_decoder(model, 64)) is ModuleDecoder
-    monkeypatch.setattr(ModuleDecoder, "read", lambda *_: {}["gone"])
+    monkeypatch.setattr(ModuleDecoder, "prefill", lambda *_: {}["gone"])
     with pytest.raises(Unsupported, match="KeyError"):
         make_decoder(model, 64)
     with pytest.raises(Unsupported, match="float64"):
@@ -235,16 +239,16 @@ def test_a_forward_that_fails_is_a_reason_and_no_crash(monkeypatch):
 
 
 @torch.no_grad()
-def test_pages_are_fewer_where_memory_is_short(monkeypatch):
+def test_blocks_are_fewer_where_memory_is_short(monkeypatch):
     def short(layers, count, *rest):
         if count > 3:
             raise torch.OutOfMemoryError("no room")
-        return Pages(layers, count, *rest)
+        return BlockManager(layers, count, *rest)
 
-    monkeypatch.setattr(machine, "Pages", short)
+    monkeypatch.setattr(model_runner, "BlockManager", short)
     engine = InlineEngine(small(), tokens(), graphs=True)
     made = engine.generate(asked("x", "y"), 2, Sampling(max_new_tokens=2), range(4))
-    assert len(made) == 4 and engine._machine.pages.count <= 3
+    assert len(made) == 4 and engine._runner.blocks.count <= 3
 
 
 @torch.no_grad()
@@ -271,10 +275,10 @@ def test_what_cannot_be_captured_is_said_once_and_sampled_all_the_same():
 
 
 def test_rows_come_and_go_and_are_what_the_plain_loop_makes(monkeypatch):
-    monkeypatch.setattr(rollout, "CHUNK", 2)
-    monkeypatch.setattr(rollout, "SHARED_BYTES", 0)
+    monkeypatch.setattr(scheduler, "CHUNK", 2)
+    monkeypatch.setattr(scheduler, "SHARED_BYTES", 0)
     model, eos = small(), tokens(range(40, 70))
-    engine = InlineEngine(model, eos, graphs=True, rows_at_a_time=9, pages=14)
+    engine = InlineEngine(model, eos, graphs=True, rows_at_a_time=9, blocks=14)
     sampling = Sampling(max_new_tokens=7)
     made = dict(engine.stream(asked(), 4, sampling, range(12)))
     expected = InlineEngine(model, eos, graphs=False).generate(asked(), 4, sampling, range(12))
@@ -283,26 +287,26 @@ def test_rows_come_and_go_and_are_what_the_plain_loop_makes(monkeypatch):
     assert len({len(ids) for ids in ids_of(mine)}) > 2 and list(made) != [0, 1, 2]
     for a, b in zip(mine, expected, strict=True):
         torch.testing.assert_close(a.logp, b.logp, atol=1e-5, rtol=1e-4)
-    home = engine._machine
-    assert home.counts.reads == 2, "a prompt is read once for its group, and one of a single token not at all"
-    assert home.pages.free == home.pages.count
+    home = engine._runner
+    assert home.counts.prefills == 2, "a prompt is prefilled once for its group, and one of a single token not at all"
+    assert home.blocks.num_free == home.blocks.count
     assert home.counts.tokens == sum(map(len, ids_of(mine)))
     assert 0 < engine.metrics()["engine/slots_in_use"] <= 1
 
 
 def test_slots_are_closed_up_under_rows_that_go_on(monkeypatch):
-    """Rows end at each of their first tokens: graphs shrink while marks of the former order are still to be read."""
-    monkeypatch.setattr(rollout, "CHUNK", 1)
-    monkeypatch.setattr(rollout, "buckets", lambda most: list(range(1, most + 1)))
+    """Rows end at each of their first tokens: graphs shrink while results in the former order are still to be read."""
+    monkeypatch.setattr(scheduler, "CHUNK", 1)
+    monkeypatch.setattr(scheduler, "buckets", lambda most: list(range(1, most + 1)))
     model, eos, sampling = small(), tokens(range(20, 60)), Sampling(max_new_tokens=8)
     engine, plain = (InlineEngine(model, eos, graphs=graphs) for graphs in (True, False))
     mine, expected = (e.generate(asked(), 3, sampling, range(9)) for e in (engine, plain))
     assert ids_of(mine) == ids_of(expected) and [c.stop for c in mine] == [c.stop for c in expected]
-    assert engine._machine.counts.captures > 4
+    assert engine._runner.counts.captures > 4
 
 
 def test_stop_texts_truncation_and_penalty_are_those_of_the_plain_loop(monkeypatch):
-    monkeypatch.setattr(rollout, "CHUNK", 3)
+    monkeypatch.setattr(scheduler, "CHUNK", 3)
     model = small()
     engine, plain = (InlineEngine(model, tokens(), graphs=graphs, rows_at_a_time=4) for graphs in (True, False))
     first = ids_of(plain.generate(asked(), 2, Sampling(max_new_tokens=8), range(6)))
@@ -325,20 +329,20 @@ def test_a_rollout_that_nobody_wants_to_its_end_gives_everything_back():
         engine.generate(asked("x"), 1, Sampling(max_new_tokens=1), range(1))
     stream.close()
     engine.generate(asked("x"), 1, Sampling(max_new_tokens=1), range(1))
-    pages = engine._machine.pages
-    assert pages.free == pages.count
+    blocks = engine._runner.blocks
+    assert blocks.num_free == blocks.count
     assert not engine.model.training
 
 
-def test_nothing_is_lost_when_reading_prompts_fails(monkeypatch):
+def test_nothing_is_lost_when_prefill_fails(monkeypatch):
     engine = InlineEngine(small(), tokens(), graphs=True, rows_at_a_time=2)
     engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))
-    read = machine.Machine.read
-    monkeypatch.setattr(machine.Machine, "read", lambda *_: {}["interrupted"])
+    prefill = model_runner.ModelRunner.prefill
+    monkeypatch.setattr(model_runner.ModelRunner, "prefill", lambda *_: {}["interrupted"])
     with pytest.raises(KeyError):
         engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))
-    assert engine._machine.pages.free == engine._machine.pages.count and not engine._machine.busy
-    monkeypatch.setattr(machine.Machine, "read", read)
+    assert engine._runner.blocks.num_free == engine._runner.blocks.count and not engine._runner.busy
+    monkeypatch.setattr(model_runner.ModelRunner, "prefill", prefill)
     assert len(engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))) == 6
 
 
@@ -349,7 +353,7 @@ def test_padding_stays_within_a_table_of_positions():
     engine, plain = (InlineEngine(model, tokens(), graphs=graphs) for graphs in (True, False))
     prompts, greedy = asked("a" * 46, "b" * 3), Sampling(max_new_tokens=3, temperature=0.0)
     assert ids_of(engine.generate(prompts, 1, greedy, range(2))) == ids_of(plain.generate(prompts, 1, greedy, range(2)))
-    assert engine._machine is not None
+    assert engine._runner is not None
 
 
 def test_weights_and_adapters_are_those_of_now():
@@ -359,12 +363,12 @@ def test_weights_and_adapters_are_those_of_now():
     sampling = Sampling(max_new_tokens=4)
     engine = InlineEngine(model, tokens(), graphs=True)
     before = ids_of(engine.generate(asked(), 1, sampling, range(3)))
-    captures = engine._machine.counts.captures
+    captures = engine._runner.counts.captures
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.3)
     after = ids_of(engine.generate(asked(), 1, sampling, range(3)))
-    assert type(engine._machine.decoder) is FusedDecoder and engine._machine.counts.captures == captures
+    assert type(engine._runner.decoder) is FusedDecoder and engine._runner.counts.captures == captures
     assert after != before
     assert after == ids_of(InlineEngine(model, tokens(), graphs=False).generate(asked(), 1, sampling, range(3)))
 
@@ -372,17 +376,17 @@ def test_weights_and_adapters_are_those_of_now():
 @torch.no_grad()
 def test_a_longer_prompt_once_makes_nothing_anew_for_shorter_ones():
     engine = InlineEngine(small(), tokens(), graphs=True)
-    machine = rollout.Machine(engine.model, engine.tokens)
-    machine.prepare(100)
-    first = machine.decoder
-    machine.prepare(1000)
-    assert machine.decoder is first
-    machine.prepare(1100)
-    longer = machine.decoder
+    runner = model_runner.ModelRunner(engine.model, engine.tokens)
+    runner.prepare(100)
+    first = runner.decoder
+    runner.prepare(1000)
+    assert runner.decoder is first
+    runner.prepare(1100)
+    longer = runner.decoder
     assert longer is not first and len(longer.cos) >= 1100
-    machine.prepare(100)
-    machine.prepare(1100)
-    assert machine.decoder is longer
+    runner.prepare(100)
+    runner.prepare(1100)
+    assert runner.decoder is longer
 
 
 def test_the_module_s_parameters_stay_its_own():
@@ -407,7 +411,7 @@ def test_room_is_made_and_taken_again():
     assert engine.metrics()["engine/kv_gib"] > 0
     assert engine.make_room() and engine.metrics()["engine/kv_gib"] == 0
     assert ids_of(engine.generate(asked("x"), 2, Sampling(max_new_tokens=2), range(2))) == first
-    assert engine._machine.pages is None, "from now on it lets go after every rollout"
+    assert engine._runner.blocks is None, "from now on it lets go after every rollout"
 
 
 def test_sizes_of_graphs_and_of_buffers_grow_by_steps():

@@ -183,6 +183,10 @@ def test_wrong_engine_settings_are_named():
         make_engine("tgi", tiny_model(), tokens())
 
 
+def test_a_setting_s_former_name_is_understood():
+    assert make_engine("inline", tiny_model(), tokens(), pages=7)._blocks == 7
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_cannot_be_sampled_is_refused(engine):
     made = engine(tiny_model(max_position_embeddings=32), tokens())

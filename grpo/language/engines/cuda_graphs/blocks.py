@@ -1,7 +1,7 @@
-"""Keys and values in pages: a prompt's are kept once for all its completions, each completion has its own.
+"""Keys and values in blocks of tokens: a prompt's are kept once for all its completions, each completion has its own.
 
-A row's table names its pages: first those of the prompt, which it only reads, then those it writes. The prompt's last
-page may be partly empty; what is empty there is skipped when the row is read. Page 0 belongs to nobody: padding is
+A sequence's block table names its blocks: first those of the prompt, which it only reads, then those it writes. The
+prompt's last block may be partly empty; attention skips what is empty there. Block 0 belongs to nobody: padding is
 written there.
 """
 
@@ -14,48 +14,53 @@ from torch import Tensor
 
 from grpo.language.engines.cuda_graphs.kernels import Attention
 
-PAGE = 32
+BLOCK_SIZE = 32
 """Tokens."""
 
 
-class Pages:
-    """The memory of all layers, and which of its pages are free."""
+class BlockManager:
+    """The memory of all layers, and which of its blocks are free."""
 
     def __init__(
-        self, layers: Sequence[Attention], count: int, dtype: torch.dtype, device: torch.device, page: int = PAGE
+        self,
+        layers: Sequence[Attention],
+        count: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        block_size: int = BLOCK_SIZE,
     ) -> None:
-        self.page, self.count = page, count
-        self.kept: list[tuple[Tensor, Tensor]] = []
-        """(pages, heads, page, width) keys and values of each layer."""
+        self.block_size, self.count = block_size, count
+        self.kv_cache: list[tuple[Tensor, Tensor]] = []
+        """(blocks, heads, block size, width) keys and values of each layer."""
         for how in layers:
-            shape = (count + 1, how.kv_heads, page, how.head_dim)
-            # Zeros: a page's unwritten part is masked, but NaN times nothing would still be NaN.
-            self.kept.append(
+            shape = (count + 1, how.kv_heads, block_size, how.head_dim)
+            # Zeros: a block's unwritten part is masked, but NaN times nothing would still be NaN.
+            self.kv_cache.append(
                 (torch.zeros(shape, dtype=dtype, device=device), torch.zeros(shape, dtype=dtype, device=device))
             )
         self._free = list(range(count, 0, -1))
 
     @property
-    def free(self) -> int:
-        """How many are free."""
+    def num_free(self) -> int:
+        """Blocks that nobody has."""
         return len(self._free)
 
-    def take(self, count: int) -> list[int]:
-        """So many pages; there must be."""
+    def allocate(self, count: int) -> list[int]:
+        """So many blocks; there must be."""
         taken = self._free[len(self._free) - count :][::-1]
         del self._free[len(self._free) - count :]
         return taken
 
-    def give(self, pages: Sequence[int]) -> None:
+    def free(self, blocks: Sequence[int]) -> None:
         """They are free again."""
-        self._free += reversed(pages)
+        self._free += reversed(blocks)
 
 
-def needed(tokens: int, page: int = PAGE) -> int:
-    """Pages that hold so many tokens."""
-    return -(-tokens // page)
+def blocks_for(tokens: int, block_size: int = BLOCK_SIZE) -> int:
+    """Blocks that hold so many tokens."""
+    return -(-tokens // block_size)
 
 
-def size_of(layers: Sequence[Attention], dtype: torch.dtype, page: int = PAGE) -> int:
-    """Bytes of a page, in all layers."""
-    return sum(2 * how.kv_heads * how.head_dim for how in layers) * page * dtype.itemsize
+def block_bytes(layers: Sequence[Attention], dtype: torch.dtype, block_size: int = BLOCK_SIZE) -> int:
+    """Bytes of a block, in all layers."""
+    return sum(2 * how.kv_heads * how.head_dim for how in layers) * block_size * dtype.itemsize

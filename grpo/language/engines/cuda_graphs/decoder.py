@@ -1,4 +1,4 @@
-"""What a step computes: a model as `read` (prompts into pages) and `step` (one token a slot to logits).
+"""What a step computes: a model as `prefill` (prompts into blocks) and `decode` (one token a slot to logits).
 
     ModuleDecoder   the module's own forward, with our attention behind transformers' attention interface: any decoder
     FusedDecoder    the same arithmetic in fewer kernels, for the common layout: norm, attention, norm, gated MLP
@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from grpo.errors import line
-from grpo.language.engines.cuda_graphs.blocks import PAGE, Pages
-from grpo.language.engines.cuda_graphs.kernels import Attention, add_norm, attend, place
+from grpo.language.engines.cuda_graphs.blocks import BLOCK_SIZE, BlockManager
+from grpo.language.engines.cuda_graphs.kernels import Attention, add_norm, attend, rope_and_store
 from grpo.language.scoring.decoder_layout import ODD, Layout, Norm, Parts, Unsupported, hooked
 from grpo.language.scoring.head import product, wide
 from grpo.language.scoring.kernels.layers import gate
@@ -46,12 +46,12 @@ class Decoder(Protocol):
         """Round what is kept in a wider type again."""
         ...
 
-    def read(self, ids_PT: Tensor, table_PP: Tensor, length_P: Tensor, pages: Pages) -> None:
-        """Keys and values of prompts, padded on the right, into their pages."""
+    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager) -> None:
+        """Keys and values of prompts, padded on the right, into their blocks."""
         ...
 
-    def step(self, state_FS: Tensor, table_SP: Tensor, pages: Pages, together: bool = False) -> Tensor:
-        """(S, V) logits behind each slot's token; together: neighbours share prompts."""
+    def decode(self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False) -> Tensor:
+        """(S, V) logits behind each slot's token; share_prompts: neighbours read theirs at once."""
         ...
 
 
@@ -132,23 +132,23 @@ def causal(query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
 
 @dataclass(frozen=True)
 class Places:
-    """Where tokens of prompts, padded on the right, are kept; padding goes to page 0, which nobody reads."""
+    """Where tokens of prompts, padded on the right, are kept; padding goes to block 0, which nobody reads."""
 
-    page_M: Tensor
+    block_M: Tensor
     offset_M: Tensor
 
     @classmethod
-    def of(cls, table_PP: Tensor, length_P: Tensor, steps: int, page: int) -> Places:
+    def of(cls, table_PB: Tensor, length_P: Tensor, steps: int, block_size: int) -> Places:
         """Of (P, steps) tokens."""
-        at_T = torch.arange(steps, device=table_PP.device)
-        page_PT = table_PP[:, : -(-steps // page)].repeat_interleave(page, 1)[:, :steps].long()
-        page_PT = torch.where(at_T[None] < length_P[:, None], page_PT, 0)
-        return cls(page_PT.flatten(), (at_T % page).repeat(len(table_PP)))
+        at_T = torch.arange(steps, device=table_PB.device)
+        block_PT = table_PB[:, : -(-steps // block_size)].repeat_interleave(block_size, 1)[:, :steps].long()
+        block_PT = torch.where(at_T[None] < length_P[:, None], block_PT, 0)
+        return cls(block_PT.flatten(), (at_T % block_size).repeat(len(table_PB)))
 
     def write(self, kept: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
         """(P, heads, T, width) each."""
         for pool, states in zip(kept, (key, value), strict=True):
-            pool[self.page_M, :, self.offset_M] = states.transpose(1, 2).flatten(0, 1).to(pool.dtype)
+            pool[self.block_M, :, self.offset_M] = states.transpose(1, 2).flatten(0, 1).to(pool.dtype)
 
 
 # --- any decoder ----------------------------------------------------------------------------------------------------
@@ -185,26 +185,26 @@ class ModuleDecoder:
         if self._rounded:
             torch._foreach_copy_(list(self._rounded.values()), [self._named[name] for name in self._rounded])
 
-    def read(self, ids_PT: Tensor, table_PP: Tensor, length_P: Tensor, pages: Pages) -> None:
-        """Keys and values of prompts, padded on the right, into their pages."""
-        places = Places.of(table_PP, length_P, ids_PT.shape[1], pages.page)
+    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager) -> None:
+        """Keys and values of prompts, padded on the right, into their blocks."""
+        places = Places.of(table_PB, length_P, ids_PT.shape[1], blocks.block_size)
 
         def handler(module: Any, query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
-            places.write(pages.kept[module.layer_idx], key, value)
+            places.write(blocks.kv_cache[module.layer_idx], key, value)
             return causal(*self._same(query, key, value), how)
 
         # Padding stays within the prompt: positions may be rows of a table.
         at_T, last_P = torch.arange(ids_PT.shape[1], device=ids_PT.device), (length_P.long() - 1).clamp(min=0)
         self._forward(ids_PT, torch.minimum(at_T[None], last_P[:, None]), handler)
 
-    def step(self, state_FS: Tensor, table_SP: Tensor, pages: Pages, together: bool = False) -> Tensor:
+    def decode(self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False) -> Tensor:
         """(S, V) logits behind each slot's token."""
-        slots = table_SP.shape[0]
+        slots = table_SB.shape[0]
 
         def handler(module: Any, query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
             q, k, v = (states[:, :, 0].reshape(slots, -1) for states in self._same(query, key, value))
-            keys, values = pages.kept[module.layer_idx]
-            out = attend(how, q, k, v, keys, values, table_SP, state_FS, together=together)
+            keys, values = blocks.kv_cache[module.layer_idx]
+            out = attend(how, q, k, v, keys, values, table_SB, state_FS, share_prompts=share_prompts)
             return out.view(slots, 1, how.heads, how.head_dim)
 
         return self._forward(state_FS[1, :slots, None], state_FS[2, :slots, None].long(), handler)[:, -1]
@@ -402,25 +402,27 @@ class FusedDecoder:
             delta_MD = layer.down(gate(layer.gate_up(x_MD), self.gelu))
         return add_norm(hidden_MD, delta_MD, self.norm.weight.data, self.norm.eps, self.dtype)
 
-    def step(self, state_FS: Tensor, table_SP: Tensor, pages: Pages, together: bool = False) -> Tensor:
+    def decode(self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False) -> Tensor:
         """(S, V) logits behind each slot's token."""
 
         def attention(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             q, k, v = torch.split(qkv, layer.qkv.sizes, 1)
             rope, norm = (self.cos, self.sin), layer.qk_norms
-            kept = pages.kept[number]
-            return attend(layer.how, q, k, v, *kept, table_SP, state_FS, rope=rope, norm=norm, together=together)
+            kept = blocks.kv_cache[number]
+            return attend(
+                layer.how, q, k, v, *kept, table_SB, state_FS, rope=rope, norm=norm, share_prompts=share_prompts
+            )
 
-        return self.head.wide(self.body(state_FS[1, : len(table_SP)], attention))
+        return self.head.wide(self.body(state_FS[1, : len(table_SB)], attention))
 
-    def read(self, ids_PT: Tensor, table_PP: Tensor, length_P: Tensor, pages: Pages) -> None:
-        """Keys and values of prompts, padded on the right, into their pages."""
+    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager) -> None:
+        """Keys and values of prompts, padded on the right, into their blocks."""
         rows, steps = ids_PT.shape
-        places = Places.of(table_PP, length_P, steps, pages.page)
+        places = Places.of(table_PB, length_P, steps, blocks.block_size)
 
         def attention(number: int, layer: Layer, qkv: Tensor) -> Tensor:
-            where = *pages.kept[number], places.page_M, places.offset_M
-            q, k = place(layer.how, qkv, *where, steps, (self.cos, self.sin), layer.qk_norms)
+            where = *blocks.kv_cache[number], places.block_M, places.offset_M
+            q, k = rope_and_store(layer.how, qkv, *where, steps, (self.cos, self.sin), layer.qk_norms)
             v = qkv[:, -layer.qkv.sizes[-1] :]
             q, k, v = (states.view(rows, steps, -1, layer.how.head_dim).transpose(1, 2) for states in (q, k, v))
             return causal(q, k, v, layer.how).reshape(rows * steps, -1)
@@ -471,7 +473,7 @@ def _by_the_module(model: Any) -> tuple[Tensor, Tensor]:
     """A few tokens, and the module's own logits behind the last."""
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    length = 7 if device.type == "cpu" else 3 * PAGE // 2  # beyond a page, where that takes no time
+    length = 7 if device.type == "cpu" else 3 * BLOCK_SIZE // 2  # beyond a block, where that takes no time
     ids = torch.randint(0, vocabulary, (2, length), generator=torch.Generator().manual_seed(0)).to(device)
     return ids, model(input_ids=ids, use_cache=False).logits[:, -1].float()
 
@@ -479,12 +481,12 @@ def _by_the_module(model: Any) -> tuple[Tensor, Tensor]:
 def _agrees(decoder: Decoder, ids: Tensor, expected: Tensor) -> bool:
     """Whether reading all tokens but the last, then a step, gives the same; rounding is allowed for."""
     rows, steps = ids.shape
-    pages = Pages(decoder.layers, 4 * rows, decoder.dtype, ids.device)
+    blocks = BlockManager(decoder.layers, 4 * rows, decoder.dtype, ids.device)
     table = torch.arange(1, 1 + 4 * rows, dtype=torch.int32, device=ids.device).view(rows, 4)
     read = torch.full((rows,), steps - 1, device=ids.device)
-    decoder.read(ids[:, :-1], table, read, pages)
+    decoder.prefill(ids[:, :-1], table, read, blocks)
     state = torch.zeros(7, rows, dtype=torch.int32, device=ids.device)
     state[0], state[1], state[2], state[6] = 1, ids[:, -1].int(), steps - 1, steps - 1
     most = 1e-3 if decoder.dtype == torch.float32 else 5e-2
-    logits = [decoder.step(state, table, pages, together).float() for together in (False, True)]
+    logits = [decoder.decode(state, table, blocks, share_prompts).float() for share_prompts in (False, True)]
     return all(bool((found - expected).norm() < most * expected.norm()) for found in logits)

@@ -1,8 +1,8 @@
 """The Triton kernels of a decoding step, and what calls them.
 
-    place        the tokens of prompts: rotate them, write their keys and values
-    attend       one new token a row: rotate it, write its keys and values in place, attend to the row's live positions
-    add_norm     residual += delta, then RMSNorm
+    rope_and_store   the tokens of prompts: rotate them, write their keys and values
+    attend           one new token a slot: rotate it, write its keys and values, attend to the sequence's live positions
+    add_norm         residual += delta, then RMSNorm
 
 Heads are handled in halves, as rotary embeddings are: no shuffling inside a tile. float32 is computed as float32, not
 in the matrix units' shorter format. Nothing here waits for the host.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 LIVE, TOKEN, POSITION, STEP, LIMIT, ROW, PROMPT = range(7)
 """Rows of the slots' state, (7, S) int32: whether it is written at all · the token to read next · that token's position
-· tokens made so far · how many may be made · the row of the outputs · tokens of the prompt in shared pages."""
+· tokens made so far · how many may be made · the row of the outputs · tokens of the prompt in shared blocks."""
 FIELDS = 7
 TARGET_PROGRAMS = 512
 """Below so many programs a GPU is not full, and a row's positions are split among several."""
@@ -37,7 +37,7 @@ def power(n: int, least: int = 16) -> int:
 
 
 @triton.jit
-def _turned(x1, x2, c, s):
+def _rope(x1, x2, c, s):
     return x1 * c - x2 * s, x2 * c + x1 * s
 
 
@@ -57,7 +57,7 @@ def _looked_at(
     q1, q2, keys_ptr, values_ptr, at_nd, in_nd, sees, m, total, acc1, acc2, scale, softcap,
     HALF: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One block of positions: the highest score so far, the sum of weights above it, and the weighted values."""
+    """One tile of positions: the highest score so far, the sum of weights above it, and the weighted values."""
     k1 = tl.load(keys_ptr + at_nd, mask=in_nd, other=0.0)
     k2 = tl.load(keys_ptr + at_nd + HALF, mask=in_nd, other=0.0)
     v1 = tl.load(values_ptr + at_nd, mask=in_nd, other=0.0)
@@ -74,7 +74,7 @@ def _looked_at(
     LOG2E: tl.constexpr = 1.4426950408889634
     score = tl.where(sees, score * LOG2E, float("-inf"))
     higher = tl.maximum(m, tl.max(score, 1))
-    safe = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this block, nor of any before
+    safe = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this tile, nor of any before
     weight = tl.exp2(score - safe[:, None])
     less = tl.exp2(m - safe)
     total = total * less + tl.sum(weight, 1)
@@ -96,7 +96,7 @@ def _attend(
     q_stride, k_stride, v_stride, out_stride, table_stride, state_stride,
     scale, softcap, window, eps,
     GROUP: tl.constexpr, GROUP_P: tl.constexpr, KV_HEADS: tl.constexpr, HD: tl.constexpr, HALF_P: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, SHARED: tl.constexpr,
     ROPE: tl.constexpr, NORM: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     slot, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -105,9 +105,9 @@ def _attend(
     HALF: tl.constexpr = HD // 2
     position = tl.load(state_ptr + 2 * state_stride + slot)
     prompt = tl.load(state_ptr + 6 * state_stride + slot)
-    base = (prompt + PAGE - 1) // PAGE * PAGE
-    new = base + position - prompt  # where the new token lies among the row's pages
-    g, d, n = tl.arange(0, GROUP_P), tl.arange(0, HALF_P), tl.arange(0, BLOCK)
+    base = (prompt + BLOCK_SIZE - 1) // BLOCK_SIZE * BLOCK_SIZE
+    new = base + position - prompt  # where the new token lies among the row's blocks
+    g, d, n = tl.arange(0, GROUP_P), tl.arange(0, HALF_P), tl.arange(0, TILE)
     in_d = d < HALF
     in_gd = (g < GROUP)[:, None] & in_d[None, :]
     dtype = keys_ptr.dtype.element_ty
@@ -131,8 +131,8 @@ def _attend(
     if ROPE:
         c = tl.load(cos_ptr + position * HALF + d, mask=in_d, other=0.0)
         s = tl.load(sin_ptr + position * HALF + d, mask=in_d, other=0.0)
-        q1, q2 = _turned(q1, q2, c[None, :], s[None, :])
-        k1, k2 = _turned(k1, k2, c, s)
+        q1, q2 = _rope(q1, q2, c[None, :], s[None, :])
+        k1, k2 = _rope(k1, k2, c, s)
     q1, q2, k1, k2 = q1.to(dtype), q2.to(dtype), k1.to(dtype), k2.to(dtype)
 
     LOG2E: tl.constexpr = 1.4426950408889634
@@ -141,8 +141,8 @@ def _attend(
     acc1 = tl.zeros((GROUP_P, HALF_P), tl.float32)
     acc2 = tl.zeros((GROUP_P, HALF_P), tl.float32)
     if split == 0:  # the new token: written for later, and attended to from here
-        page = tl.load(table_ptr + slot * table_stride + new // PAGE).to(tl.int64)
-        to = (page * KV_HEADS + head) * PAGE * HD + (new % PAGE) * HD + d
+        block = tl.load(table_ptr + slot * table_stride + new // BLOCK_SIZE).to(tl.int64)
+        to = (block * KV_HEADS + head) * BLOCK_SIZE * HD + (new % BLOCK_SIZE) * HD + d
         tl.store(keys_ptr + to, k1, mask=in_d)
         tl.store(keys_ptr + to + HALF, k2, mask=in_d)
         tl.store(values_ptr + to, v1, mask=in_d)
@@ -173,19 +173,19 @@ def _attend(
         first = base
     if WINDOW:  # positions before the window are not even read
         oldest = tl.maximum(position - window + 1, 0)
-        first = tl.maximum(first, tl.where(oldest < prompt, oldest, base + oldest - prompt) // BLOCK * BLOCK)
-    blocks = (new - first + BLOCK - 1) // BLOCK
-    each = (blocks + SPLITS - 1) // SPLITS * BLOCK
+        first = tl.maximum(first, tl.where(oldest < prompt, oldest, base + oldest - prompt) // TILE * TILE)
+    tiles = (new - first + TILE - 1) // TILE
+    each = (tiles + SPLITS - 1) // SPLITS * TILE
     start_at = first + split * each
     stop_at = tl.minimum(start_at + each, new)
-    for start in tl.range(start_at, stop_at, BLOCK):
+    for start in tl.range(start_at, stop_at, TILE):
         index = start + n
         in_n = (index < stop_at) & ((index < prompt) | (index >= base))
         if WINDOW:
             at = tl.where(index < prompt, index, index - base + prompt)
             in_n = in_n & (at > position - window)
-        page_n = tl.load(table_ptr + slot * table_stride + index // PAGE, mask=in_n, other=0).to(tl.int64)
-        from_n = (page_n * KV_HEADS + head) * PAGE * HD + (index % PAGE) * HD
+        block_n = tl.load(table_ptr + slot * table_stride + index // BLOCK_SIZE, mask=in_n, other=0).to(tl.int64)
+        from_n = (block_n * KV_HEADS + head) * BLOCK_SIZE * HD + (index % BLOCK_SIZE) * HD
         in_nd = in_n[:, None] & in_d[None, :]
         at_nd = from_n[:, None] + d[None, :]
         m, total, acc1, acc2 = _looked_at(
@@ -212,23 +212,23 @@ def _attend_shared(
     q_ptr, shared_ptr, keys_ptr, values_ptr, table_ptr, state_ptr, cos_ptr, sin_ptr, q_weight_ptr,
     q_stride, table_stride, state_stride, slots, scale, softcap, window, eps,
     GROUP: tl.constexpr, ROWS_P: tl.constexpr, KV_HEADS: tl.constexpr, HD: tl.constexpr, HALF_P: tl.constexpr,
-    PAGE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, TOGETHER: tl.constexpr,
     ROPE: tl.constexpr, NORM: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """Neighbouring slots attend to the prompts they share: a prompt is read once for all of its rows among them."""
     first_slot, head, split = tl.program_id(0) * TOGETHER, tl.program_id(1), tl.program_id(2)
     HALF: tl.constexpr = HD // 2
-    r, d, n, c = tl.arange(0, ROWS_P), tl.arange(0, HALF_P), tl.arange(0, BLOCK), tl.arange(0, TOGETHER)
+    r, d, n, c = tl.arange(0, ROWS_P), tl.arange(0, HALF_P), tl.arange(0, TILE), tl.arange(0, TOGETHER)
     in_d = d < HALF
     slot_r = first_slot + r // GROUP
     in_r = (r < TOGETHER * GROUP) & (slot_r < slots)
     live_r = tl.load(state_ptr + slot_r, mask=in_r, other=0) != 0
     position_r = tl.load(state_ptr + 2 * state_stride + slot_r, mask=live_r, other=0)
     prompt_r = tl.load(state_ptr + 6 * state_stride + slot_r, mask=live_r, other=0)
-    page_r = tl.load(table_ptr + slot_r * table_stride, mask=live_r & (prompt_r > 0), other=-1)  # names the prompt
+    block_r = tl.load(table_ptr + slot_r * table_stride, mask=live_r & (prompt_r > 0), other=-1)  # names the prompt
     prompt_c = tl.load(state_ptr + 6 * state_stride + first_slot + c, mask=first_slot + c < slots, other=0)
     live_c = tl.load(state_ptr + first_slot + c, mask=first_slot + c < slots, other=0) != 0
-    page_c = tl.load(table_ptr + (first_slot + c) * table_stride, mask=live_c & (prompt_c > 0), other=-1)
+    block_c = tl.load(table_ptr + (first_slot + c) * table_stride, mask=live_c & (prompt_c > 0), other=-1)
 
     in_rd = live_r[:, None] & in_d[None, :]
     at_q = q_ptr + slot_r[:, None] * q_stride + (head * GROUP + r[:, None] % GROUP) * HD + d[None, :]
@@ -240,7 +240,7 @@ def _attend_shared(
         q1, q2 = _normed(q1, q2, w1, w2, eps, HD, 1)
     if ROPE:
         at = position_r[:, None] * HALF + d[None, :]
-        q1, q2 = _turned(
+        q1, q2 = _rope(
             q1, q2, tl.load(cos_ptr + at, mask=in_rd, other=0.0), tl.load(sin_ptr + at, mask=in_rd, other=0.0)
         )
     dtype = keys_ptr.dtype.element_ty
@@ -251,19 +251,19 @@ def _attend_shared(
     acc1 = tl.zeros((ROWS_P, HALF_P), tl.float32)
     acc2 = tl.zeros((ROWS_P, HALF_P), tl.float32)
     for j in range(TOGETHER):
-        page = tl.sum(tl.where(c == j, page_c, 0), 0)
+        block = tl.sum(tl.where(c == j, block_c, 0), 0)
         prompt = tl.sum(tl.where(c == j, prompt_c, 0), 0)
-        known = tl.sum(((page_c == page) & (c < j)).to(tl.int32), 0) > 0
-        if (page >= 0) & (known == 0):
-            mine_r = page_r == page
-            blocks = (prompt + BLOCK - 1) // BLOCK
-            each = (blocks + SPLITS - 1) // SPLITS * BLOCK
+        known = tl.sum(((block_c == block) & (c < j)).to(tl.int32), 0) > 0
+        if (block >= 0) & (known == 0):
+            mine_r = block_r == block
+            tiles = (prompt + TILE - 1) // TILE
+            each = (tiles + SPLITS - 1) // SPLITS * TILE
             stop_at = tl.minimum((split + 1) * each, prompt)
-            for start in tl.range(split * each, stop_at, BLOCK):
+            for start in tl.range(split * each, stop_at, TILE):
                 index = start + n
                 in_n = index < stop_at
-                page_n = tl.load(table_ptr + (first_slot + j) * table_stride + index // PAGE, mask=in_n, other=0)
-                from_n = (page_n.to(tl.int64) * KV_HEADS + head) * PAGE * HD + (index % PAGE) * HD
+                block_n = tl.load(table_ptr + (first_slot + j) * table_stride + index // BLOCK_SIZE, mask=in_n, other=0)
+                from_n = (block_n.to(tl.int64) * KV_HEADS + head) * BLOCK_SIZE * HD + (index % BLOCK_SIZE) * HD
                 in_nd = in_n[:, None] & in_d[None, :]
                 at_nd = from_n[:, None] + d[None, :]
                 sees = mine_r[:, None] & in_n[None, :]
@@ -324,19 +324,19 @@ def attend(
     v_SX: Tensor,
     keys: Tensor,
     values: Tensor,
-    table_SP: Tensor,
+    table_SB: Tensor,
     state_FS: Tensor,
     *,
     rope: tuple[Tensor, Tensor] | None = None,
     norm: tuple[Tensor, Tensor, float] | None = None,
-    together: bool = False,
-    block: int = 64,
+    share_prompts: bool = False,
+    tile: int = 64,
     warps: int = 2,
     stages: int = 2,
 ) -> Tensor:
     """(S, heads · head_dim): each slot's new token attends to its row, itself included; keys and values are written.
 
-    together: neighbouring slots often have the same prompt, so that it pays to read it for all of them at once.
+    share_prompts: neighbouring slots often have the same prompt, so that it pays to read it for all of them at once.
     """
     slots, group = q_SX.shape[0], how.heads // how.kv_heads
     out_SX = torch.empty(slots, how.heads * how.head_dim, dtype=keys.dtype, device=keys.device)
@@ -349,23 +349,23 @@ def attend(
     shared, parts = out_SX, 0
     settings: dict[str, Any] = {
         "GROUP": group, "KV_HEADS": how.kv_heads, "HD": how.head_dim, "HALF_P": power(how.head_dim // 2),
-        "PAGE": keys.shape[2], "BLOCK": block, "ROPE": rope is not None, "NORM": norm is not None,
+        "BLOCK_SIZE": keys.shape[2], "TILE": tile, "ROPE": rope is not None, "NORM": norm is not None,
         "SOFTCAP": how.softcap is not None, "WINDOW": how.window is not None, "EXACT": keys.dtype == torch.float32,
         "num_warps": warps, "num_stages": stages,
     }  # fmt: skip
-    if together:
+    if share_prompts:
         clusters = triton.cdiv(slots, TOGETHER)
         parts = splits_for(clusters, how.kv_heads, TARGET_PROGRAMS // 2)
         shared = torch.empty(slots, how.heads, parts, how.head_dim + 2, dtype=torch.float32, device=keys.device)
         _attend_shared[(clusters, how.kv_heads, parts)](
-            q_SX, shared, keys, values, table_SP, state_FS, cos, sin, q_weight,
-            q_SX.stride(0), table_SP.stride(0), state_FS.stride(0), slots,
+            q_SX, shared, keys, values, table_SB, state_FS, cos, sin, q_weight,
+            q_SX.stride(0), table_SB.stride(0), state_FS.stride(0), slots,
             how.scale, how.softcap or 1.0, how.window or 0, eps,
             ROWS_P=power(group * TOGETHER), SPLITS=parts, TOGETHER=TOGETHER, **settings,
         )  # fmt: skip
     _attend[(slots, how.kv_heads, splits)](
-        q_SX, k_SX, v_SX, out_SX, partial, shared, keys, values, table_SP, state_FS, cos, sin, q_weight, k_weight,
-        q_SX.stride(0), k_SX.stride(0), v_SX.stride(0), out_SX.stride(0), table_SP.stride(0), state_FS.stride(0),
+        q_SX, k_SX, v_SX, out_SX, partial, shared, keys, values, table_SB, state_FS, cos, sin, q_weight, k_weight,
+        q_SX.stride(0), k_SX.stride(0), v_SX.stride(0), out_SX.stride(0), table_SB.stride(0), state_FS.stride(0),
         how.scale, how.softcap or 1.0, how.window or 0, eps,
         GROUP_P=power(group), SPLITS=splits, SHARED=parts, **settings,
     )  # fmt: skip
@@ -389,15 +389,15 @@ def _rotated(at, weight_ptr, c, s, mask, d, in_d, eps, HD: tl.constexpr, NORM: t
         w1 = tl.load(weight_ptr + d, mask=in_d, other=0.0).to(tl.float32)
         w2 = tl.load(weight_ptr + HALF + d, mask=in_d, other=0.0).to(tl.float32)
         x1, x2 = _normed(x1, x2, w1, w2, eps, HD, 1)
-    return _turned(x1, x2, c, s)
+    return _rope(x1, x2, c, s)
 
 
 @triton.jit(do_not_specialize=["steps"])
-def _place(
-    qkv_ptr, q_ptr, k_ptr, keys_ptr, values_ptr, page_ptr, offset_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
+def _rope_and_store(
+    qkv_ptr, q_ptr, k_ptr, keys_ptr, values_ptr, block_ptr, offset_ptr, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
     qkv_stride, steps, eps,
     HEADS: tl.constexpr, HEADS_P: tl.constexpr, KV_HEADS: tl.constexpr, KV_HEADS_P: tl.constexpr,
-    HD: tl.constexpr, HALF_P: tl.constexpr, PAGE: tl.constexpr, NORM: tl.constexpr,
+    HD: tl.constexpr, HALF_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     HALF: tl.constexpr = HD // 2
@@ -420,8 +420,8 @@ def _place(
     k1, k2 = _rotated(from_k, k_weight_ptr, c, s, in_jd, d, in_d, eps, HD, NORM)
     tl.store(k_ptr + token * KV_HEADS * HD + at, k1.to(dtype), mask=in_jd)
     tl.store(k_ptr + token * KV_HEADS * HD + at + HALF, k2.to(dtype), mask=in_jd)
-    page, offset = tl.load(page_ptr + token), tl.load(offset_ptr + token)
-    to = (page * KV_HEADS + j[:, None]) * PAGE * HD + offset * HD + d[None, :]
+    block, offset = tl.load(block_ptr + token), tl.load(offset_ptr + token)
+    to = (block * KV_HEADS + j[:, None]) * BLOCK_SIZE * HD + offset * HD + d[None, :]
     from_v = from_k + KV_HEADS * HD
     tl.store(keys_ptr + to, k1.to(dtype), mask=in_jd)
     tl.store(keys_ptr + to + HALF, k2.to(dtype), mask=in_jd)
@@ -429,12 +429,12 @@ def _place(
     tl.store(values_ptr + to + HALF, tl.load(from_v + HALF, mask=in_jd, other=0.0), mask=in_jd)
 
 
-def place(
+def rope_and_store(
     how: Attention,
     qkv_MX: Tensor,
     keys: Tensor,
     values: Tensor,
-    page_M: Tensor,
+    block_M: Tensor,
     offset_M: Tensor,
     steps: int,
     rope: tuple[Tensor, Tensor],
@@ -444,10 +444,10 @@ def place(
     tokens = len(qkv_MX)
     q, k = qkv_MX.new_empty(tokens, how.heads, how.head_dim), qkv_MX.new_empty(tokens, how.kv_heads, how.head_dim)
     q_weight, k_weight, eps = norm or (qkv_MX, qkv_MX, 0.0)
-    _place[(tokens,)](
-        qkv_MX, q, k, keys, values, page_M, offset_M, *rope, q_weight, k_weight, qkv_MX.stride(0), steps, eps,
+    _rope_and_store[(tokens,)](
+        qkv_MX, q, k, keys, values, block_M, offset_M, *rope, q_weight, k_weight, qkv_MX.stride(0), steps, eps,
         HEADS=how.heads, HEADS_P=power(how.heads, 2), KV_HEADS=how.kv_heads, KV_HEADS_P=power(how.kv_heads, 2),
-        HD=how.head_dim, HALF_P=power(how.head_dim // 2), PAGE=keys.shape[2], NORM=norm is not None, num_warps=2,
+        HD=how.head_dim, HALF_P=power(how.head_dim // 2), BLOCK_SIZE=keys.shape[2], NORM=norm is not None, num_warps=2,
     )  # fmt: skip
     return q, k
 

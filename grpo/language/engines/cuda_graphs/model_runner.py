@@ -1,6 +1,6 @@
-"""What lasts from rollout to rollout, so that captured graphs stay valid: the model as kernels, pages, buffers, graphs.
+"""What lasts from rollout to rollout, so that captured graphs stay valid: the model as kernels, blocks, buffers.
 
-Nobody sets a share of memory. The pages are as many as the rows want together, as far as memory goes beside what
+Nobody sets a share of memory. The blocks are as many as the rows want together, as far as memory goes beside what
 training has been seen to need; where training runs out of memory all the same, it takes theirs (`make_room`), and from
 then on they are given back after every rollout, at the price of capturing again, which `metrics` shows.
 """
@@ -18,14 +18,14 @@ from torch import Tensor
 from grpo.errors import line
 from grpo.graphs import capture
 from grpo.language.engines import Sampling, Tokens
-from grpo.language.engines.cuda_graphs.blocks import Pages, size_of
+from grpo.language.engines.cuda_graphs.blocks import BlockManager, block_bytes
 from grpo.language.engines.cuda_graphs.decoder import Decoder, ModuleDecoder, make_decoder
 from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE
-from grpo.language.engines.cuda_graphs.sampler import Outputs, choose
+from grpo.language.engines.cuda_graphs.sampler import Outputs, sample
 from grpo.language.scoring.decoder_layout import Unsupported
 
-READ_CAPTURED = 8192
-"""Tokens of prompts up to which reading them is captured, too; with more, launching is no longer what takes time."""
+PREFILL_CAPTURED = 8192
+"""Tokens of prompts up to which prefill is captured, too; with more, launching is no longer what takes time."""
 SPARE = 0.75
 """Of the memory that is free, what keys and values may take: the rest is for what passes through the model."""
 
@@ -46,9 +46,9 @@ class Need:
     rows: int
     steps: int
     table: int
-    """Pages of one row."""
-    pages: int
-    """So that all that find a slot find pages, too; `table` of them will do."""
+    """Blocks of one sequence."""
+    blocks: int
+    """So that all that find a slot find blocks, too; `table` of them will do."""
     penalty: bool
 
     @property
@@ -62,7 +62,7 @@ class Buffers:
     """What the device reads and writes at every step."""
 
     state_FS: Tensor
-    table_SP: Tensor
+    table_SB: Tensor
     outputs: Outputs
     shape: tuple[int, ...]
 
@@ -91,22 +91,22 @@ class Counts:
     capture_seconds: float = 0.0
     slot_steps: int = 0
     tokens: int = 0
-    reads: int = 0
+    prefills: int = 0
     allocations: int = 0
 
 
-class Machine:
-    """The decoder, pages, buffers and graphs of one model."""
+class ModelRunner:
+    """The decoder, blocks, buffers and graphs of one model."""
 
-    def __init__(self, model: Any, tokens: Tokens, *, pages: int | None = None) -> None:
-        self.model, self.tokens, self.most_pages = model, tokens, pages
+    def __init__(self, model: Any, tokens: Tokens, *, blocks: int | None = None) -> None:
+        self.model, self.tokens, self.max_blocks = model, tokens, blocks
         self.device = next(model.parameters()).device
         self.counts = self._before = Counts()
         self.decoder: Decoder | None = None
-        self.pages: Pages | None = None
+        self.blocks: BlockManager | None = None
         self.buffers: Buffers | None = None
-        self.stays = True
-        """Whether pages and graphs are kept between rollouts; not where training needs their memory."""
+        self.keep_between_rollouts = True
+        """Whether blocks and graphs are kept between rollouts; not where training needs their memory."""
         self._left = 0
         """Bytes that were taken when sampling last ended."""
         self.busy = False
@@ -137,15 +137,15 @@ class Machine:
 
     def _try(self, decoder: Decoder) -> None:
         """A module may look at its own numbers on the way, which cannot be captured."""
-        pages = Pages(decoder.layers, 1, decoder.dtype, self.device)
+        blocks = BlockManager(decoder.layers, 1, decoder.dtype, self.device)
         state_FS = torch.zeros(FIELDS, 8, dtype=torch.int32, device=self.device)
-        table_SP = torch.zeros(8, 1, dtype=torch.int32, device=self.device)
+        table_SB = torch.zeros(8, 1, dtype=torch.int32, device=self.device)
 
-        def step() -> None:
-            decoder.step(state_FS, table_SP, pages)
+        def decode() -> None:
+            decoder.decode(state_FS, table_SB, blocks)
 
         try:
-            self._captured(step)
+            self._captured(decode)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -161,46 +161,46 @@ class Machine:
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
-    def begin(self, need: Need) -> tuple[Decoder, Pages, Buffers]:
+    def begin(self, need: Need) -> tuple[Decoder, BlockManager, Buffers]:
         """All that a rollout needs; graphs that point into what had to be replaced are dropped."""
         assert self.decoder is not None, "prepare comes first"
         self._before = replace(self.counts)
-        pages, buffers = self.pages, self.buffers
+        blocks, buffers = self.blocks, self.buffers
         count = self._count(self.decoder, need)
-        if pages is None or pages.count < count:
-            pages = self.pages = None  # before the new ones are made
+        if blocks is None or blocks.count < count:
+            blocks = self.blocks = None  # before the new ones are made
             self._drop()
-            pages = self._allocated(self.decoder, count, need.table)
+            blocks = self._allocated(self.decoder, count, need.table)
             self.counts.allocations += 1
         if buffers is None or any(have < want for have, want in zip(buffers.shape, need.shape, strict=True)):
             shape = need.shape if buffers is None else tuple(map(max, buffers.shape, need.shape))
             self._drop()
             buffers = Buffers.of(shape, self.tokens.eos, self.decoder.vocabulary, self.device)
-        self.pages, self.buffers = pages, buffers
-        return self.decoder, pages, buffers
+        self.blocks, self.buffers = blocks, buffers
+        return self.decoder, blocks, buffers
 
     def end(self) -> None:
-        """Between rollouts: keep the pages where training has room beside them, else let go."""
+        """Between rollouts: keep the blocks where training has room beside them, else let go."""
         self.busy = False
         if self.device.type == "cuda":
             self._left = torch.cuda.memory_allocated(self.device)
-        if not self.stays:
+        if not self.keep_between_rollouts:
             self.release()
 
     def _count(self, decoder: Decoder, need: Need) -> int:
-        """Pages: as many as are wanted, as far as memory goes beside what training needs."""
-        have = 0 if self.pages is None else self.pages.count
-        if self.most_pages is not None:
-            return max(min(need.pages, self.most_pages), need.table, have)
-        if have >= need.table and need.pages <= 1.1 * have:  # rather a few rows that wait than all graphs anew
+        """How many blocks: as many as are wanted, as far as memory goes beside what training needs."""
+        have = 0 if self.blocks is None else self.blocks.count
+        if self.max_blocks is not None:
+            return max(min(need.blocks, self.max_blocks), need.table, have)
+        if have >= need.table and need.blocks <= 1.1 * have:  # rather a few sequences that wait than all graphs anew
             return have
-        wanted = max(grown(need.pages), need.table)
+        wanted = max(grown(need.blocks), need.table)
         if self.device.type != "cuda":
             return wanted
-        size = size_of(decoder.layers, decoder.dtype)
+        size = block_bytes(decoder.layers, decoder.dtype)
         free = torch.cuda.mem_get_info(self.device)[0] + have * size
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        if self.stays:
+        if self.keep_between_rollouts:
             if self._left:  # as much as training has been seen to take since
                 free -= max(torch.cuda.max_memory_allocated(self.device) - self._left, 0)
             else:  # gradients and an optimiser's moments will come, and activations
@@ -208,11 +208,11 @@ class Machine:
                 free = (free - 12 * trained) // 2
         return max(min(wanted, int(free * SPARE) // size), need.table, have)
 
-    def _allocated(self, decoder: Decoder, count: int, least: int) -> Pages:
-        """So many pages, or fewer where free memory is in pieces."""
+    def _allocated(self, decoder: Decoder, count: int, least: int) -> BlockManager:
+        """So many blocks, or fewer where free memory is in pieces."""
         while True:
             try:
-                return Pages(decoder.layers, count, decoder.dtype, self.device)
+                return BlockManager(decoder.layers, count, decoder.dtype, self.device)
             except torch.OutOfMemoryError:
                 if count <= least:
                     raise
@@ -222,7 +222,7 @@ class Machine:
     def release(self) -> None:
         """Let go of keys, values and graphs; the next rollout makes them again."""
         self._drop()
-        self.pages = self.buffers = None
+        self.blocks = self.buffers = None
 
     def _drop(self) -> None:
         """The graphs, with their memory: none may be captured into what the last of them has left."""
@@ -231,15 +231,15 @@ class Machine:
 
     def make_room(self) -> bool:
         """Let go, now and from now on after every rollout, for training needs the memory; whether there was any."""
-        held, self.stays = self.pages is not None, False
+        held, self.keep_between_rollouts = self.blocks is not None, False
         self.release()
         return held
 
     def metrics(self) -> dict[str, float]:
         """Of the last rollout: gigabytes of keys and values, the share of slots that were in use, graphs captured."""
         now, before = self.counts, self._before
-        held = 0 if self.pages is None or self.decoder is None else self.pages.count
-        size = 0 if self.decoder is None else size_of(self.decoder.layers, self.decoder.dtype)
+        held = 0 if self.blocks is None or self.decoder is None else self.blocks.count
+        size = 0 if self.decoder is None else block_bytes(self.decoder.layers, self.decoder.dtype)
         return {
             "engine/kv_gib": held * size / 2**30,
             "engine/slots_in_use": (now.tokens - before.tokens) / max(now.slot_steps - before.slot_steps, 1),
@@ -249,35 +249,38 @@ class Machine:
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 
-    def step(self, sampling: Sampling, slots: int, together: bool) -> Callable[[], None]:
-        """One step of so many slots, captured once."""
-        key = replace(sampling, max_new_tokens=1, stop=()), slots, together
-        return self._known(key, lambda: self._step(sampling, slots, together))
+    def decode(self, sampling: Sampling, slots: int, steps: int, share_prompts: bool) -> None:
+        """So many tokens more in each of the first slots; a step is captured once."""
+        key = replace(sampling, max_new_tokens=1, stop=()), slots, share_prompts
+        replay = self._known(key, lambda: self._capture_decode(sampling, slots, share_prompts))
+        for _ in range(steps):
+            replay()
+        self.counts.slot_steps += steps * slots
 
-    def read(self, ids_PT: Tensor, table_PP: Tensor, length_P: Tensor) -> None:
-        """Prompts, padded on the right, into their pages (all on the CPU here); captured where they are few."""
-        decoder, pages = self.decoder, self.pages
-        assert decoder is not None and pages is not None
+    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor) -> None:
+        """Prompts, padded on the right, into their blocks (all on the CPU here); captured where they are few."""
+        decoder, blocks = self.decoder, self.blocks
+        assert decoder is not None and blocks is not None
         prompts, steps = buckets(len(ids_PT))[-1], grown(ids_PT.shape[1], 64)
-        if prompts * steps > READ_CAPTURED:
-            decoder.read(self.sent(ids_PT), self.sent(table_PP), self.sent(length_P), pages)
+        if prompts * steps > PREFILL_CAPTURED:
+            decoder.prefill(self.sent(ids_PT), self.sent(table_PB), self.sent(length_P), blocks)
             return
-        shapes = (prompts, steps), (prompts, -(-steps // pages.page)), (prompts,)
-        given = ids_PT, table_PP, length_P
+        shapes = (prompts, steps), (prompts, -(-steps // blocks.block_size)), (prompts,)
+        given = ids_PT, table_PB, length_P
         # Padded with prompts of no token, which leave nothing behind.
         filled = [torch.zeros(shape, dtype=tensor.dtype) for shape, tensor in zip(shapes, given, strict=True)]
         for whole, part in zip(filled, given, strict=True):
             whole[tuple(slice(size) for size in part.shape)] = part
-        inputs, replay = self._known((prompts, steps), lambda: self._reader(filled))
+        inputs, replay = self._known((prompts, steps), lambda: self._capture_prefill(filled))
         for kept, tensor in zip(inputs, filled, strict=True):
             kept.copy_(self.sent(tensor))
         replay()
 
-    def _reader(self, like: Sequence[Tensor]) -> tuple[Sequence[Tensor], Callable[[], None]]:
-        decoder, pages = self.decoder, self.pages
-        assert decoder is not None and pages is not None
-        ids_PT, table_PP, length_P = (torch.zeros_like(tensor, device=self.device) for tensor in like)
-        return (ids_PT, table_PP, length_P), self._captured(lambda: decoder.read(ids_PT, table_PP, length_P, pages))
+    def _capture_prefill(self, like: Sequence[Tensor]) -> tuple[Sequence[Tensor], Callable[[], None]]:
+        decoder, blocks = self.decoder, self.blocks
+        assert decoder is not None and blocks is not None
+        ids_PT, table_PB, length_P = (torch.zeros_like(tensor, device=self.device) for tensor in like)
+        return (ids_PT, table_PB, length_P), self._captured(lambda: decoder.prefill(ids_PT, table_PB, length_P, blocks))
 
     def sent(self, tensor: Tensor) -> Tensor:
         """To the device, without waiting for it."""
@@ -291,18 +294,18 @@ class Machine:
             self.counts.capture_seconds += time.perf_counter() - began
         return self._graphs[key]
 
-    def _step(self, sampling: Sampling, slots: int, together: bool) -> Callable[[], None]:
-        decoder, pages, buffers = self.decoder, self.pages, self.buffers
-        assert decoder is not None and pages is not None and buffers is not None
-        state_FS, table_SP = buffers.state_FS, buffers.table_SP[:slots]
+    def _capture_decode(self, sampling: Sampling, slots: int, share_prompts: bool) -> Callable[[], None]:
+        decoder, blocks, buffers = self.decoder, self.blocks, self.buffers
+        assert decoder is not None and blocks is not None and buffers is not None
+        state_FS, table_SB = buffers.state_FS, buffers.table_SB[:slots]
         outputs = buffers.outputs if sampling.repetition_penalty != 1.0 else replace(buffers.outputs, seen_SV=None)
 
-        def step() -> None:
-            choose(decoder.step(state_FS, table_SP, pages, together), sampling, state_FS, outputs)
+        def decode() -> None:
+            sample(decoder.decode(state_FS, table_SB, blocks, share_prompts), sampling, state_FS, outputs)
 
         kept = state_FS.clone()
         state_FS[LIVE] = 0  # kernels are compiled and libraries warmed up on slots that nobody is in
-        graph = self._captured(step)
+        graph = self._captured(decode)
         state_FS.copy_(kept)
         return graph
 

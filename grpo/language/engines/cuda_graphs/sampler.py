@@ -212,7 +212,7 @@ class Outputs:
     """int8, for the repetition penalty: the tokens of prompt and completion."""
 
 
-def choose(logits_SV: Tensor, sampling: Sampling, state_FS: Tensor, outputs: Outputs) -> None:
+def sample(logits_SV: Tensor, sampling: Sampling, state_FS: Tensor, outputs: Outputs) -> None:
     """Draw every live slot's next token, record it, and go one position further."""
     slots, vocabulary = logits_SV.shape
     blocks, device = triton.cdiv(vocabulary, BLOCK_V), logits_SV.device

@@ -1,70 +1,49 @@
-"""One rollout: rows take slots, steps are replayed, rows that have ended make room.
+"""One rollout: sequences take slots, decode steps are replayed, sequences that have ended make room.
 
 The host runs one chunk of steps behind the device: while a chunk is computed it looks at what the one before has left,
 hands over the groups that are complete, and fills or closes slots. It never waits for a single token. What it decides
-follows from the tokens alone, not from the clock: the same rows in the same order, every time.
+follows from the tokens alone, not from the clock: the same sequences in the same order, every time.
+
+Letters: S slots, F fields of a slot's state, B blocks of a sequence, R sequences as rows of the outputs, M pairs.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import abc, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo.language.engines import Completion, Sampling, Stop
-from grpo.language.engines.cuda_graphs.blocks import needed
+from grpo.language.engines.cuda_graphs.blocks import blocks_for
 from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIMIT, LIVE, POSITION, PROMPT, ROW, STEP, TOKEN
-from grpo.language.engines.cuda_graphs.model_runner import Machine, Need, buckets
+from grpo.language.engines.cuda_graphs.model_runner import ModelRunner, Need, buckets
 from grpo.language.engines.cuda_graphs.sampler import ENDED_BY_EOS
+from grpo.language.engines.cuda_graphs.sequence import Sequence, SequenceGroup
 from grpo.language.engines.sampling import StopTexts, uniforms
 
 CHUNK = 8
 """Steps between two looks of the host."""
 SLOTS = 1024
-"""Rows that are decoded at a time, at most."""
-READ_AT_A_TIME = 32_768
-"""Tokens of prompts, padding included, in one pass."""
+"""Sequences that are decoded at a time, at most."""
+PREFILL_TOKENS = 32_768
+"""Of prompts, padding included, in one pass."""
 SHARED_BY = 3
 SHARED_BYTES = 48 * 2**20
 """Completions of a prompt, and bytes of a layer's keys and values of the prompts of all slots, from which on it pays to
-read a prompt once for several rows: a kernel more, for fewer bytes."""
-
-
-@dataclass(eq=False)
-class Row:
-    """One completion that is asked for."""
-
-    number: int
-    prompt: int
-    limit: int
-    pages: list[int] = field(default_factory=list)
-    steps: int = 0
-    """That were computed since it has a slot, whether or not it ended among them."""
-    over: bool = False
-
-
-@dataclass
-class Shared:
-    """A prompt, and those of its pages that its completions share: all of it but the last token."""
-
-    ids: Sequence[int]
-    rows: int
-    """Completions that have not ended."""
-    pages: list[int] | None = None
-    read: bool = False
+read a prompt once for several sequences: a kernel more, for fewer bytes."""
 
 
 @dataclass(frozen=True)
-class Mark:
+class ChunkResult:
     """What the device will have left after a chunk."""
 
-    rows: Sequence[Row | None]
-    """In which slot which row was."""
+    sequences: abc.Sequence[Sequence | None]
+    """In which slot which one was."""
     live_S: Tensor
     step_S: Tensor
     """Tokens made so far."""
@@ -72,180 +51,187 @@ class Mark:
     """The event after which it may be read."""
 
 
-class Rollout:
-    """One call's rows on their way through the slots."""
+class Scheduler:
+    """One call's sequences on their way through the slots."""
 
     def __init__(
         self,
-        machine: Machine,
-        prompts: Sequence[Sequence[int]],
-        limits: Sequence[int],
+        runner: ModelRunner,
+        prompts: abc.Sequence[abc.Sequence[int]],
+        limits: abc.Sequence[int],
         count: int,
         sampling: Sampling,
-        seeds: Sequence[int],
+        seeds: abc.Sequence[int],
         slots: int | None = None,
     ) -> None:
-        rows = [Row(number, number // count, limits[number // count]) for number in range(len(seeds))]
-        self.machine, self.count, self.sampling, self.seeds = machine, count, sampling, seeds
-        self.prompts = [Shared(prompt, count) for prompt in prompts]
-        self.rows, self.waiting, self.longest = rows, deque(rows), max(limits)
-        self.most = min(slots or SLOTS, len(rows))
-        self.decoder, self.pages, self.buffers = machine.begin(self._need(rows))
-        self.state_FS, self.table_SP, self.outputs = self.buffers.state_FS, self.buffers.table_SP, self.buffers.outputs
+        self.runner, self.count, self.sampling, self.seeds = runner, count, sampling, seeds
+        self.groups = [SequenceGroup(number, prompt, count) for number, prompt in enumerate(prompts)]
+        self.sequences = [Sequence(n, self.groups[n // count], limits[n // count]) for n in range(len(seeds))]
+        self.waiting, self.longest = deque(self.sequences), max(limits)
+        self.most = min(slots or SLOTS, len(seeds))
+        self.decoder, self.blocks, self.buffers = runner.begin(self._need())
+        self.state_FS, self.table_SB, self.outputs = self.buffers.state_FS, self.buffers.table_SB, self.buffers.outputs
         self.sizes = buckets(self.most)
-        self.slots: list[Row | None] = []
-        self.stops = StopTexts(machine.tokens.tokenizer, sampling.stop) if sampling.stop else None
-        self.looked = [0] * len(rows)
-        """Tokens of each row in which stop texts have been looked for."""
+        self.slots: list[Sequence | None] = []
+        self.stops = StopTexts(runner.tokens.tokenizer, sampling.stop) if sampling.stop else None
+        self.looked = [0] * len(seeds)
+        """Tokens of each sequence in which stop texts have been looked for."""
         self.stopped: dict[int, int] = {}
-        """Rows that a stop text has ended, and their lengths."""
+        """Sequences that a stop text has ended, and their lengths."""
         width = max(2 * how.kv_heads * how.head_dim for how in self.decoder.layers) * self.decoder.dtype.itemsize
-        read = sum(map(len, prompts)) / len(prompts)
-        self.pays = SHARED_BYTES / (read * width) if count >= SHARED_BY else math.inf
+        length = sum(map(len, prompts)) / len(prompts)
+        self.share_prompts_from = SHARED_BYTES / (length * width) if count >= SHARED_BY else math.inf
         """Slots from which on neighbours attend to their prompt together."""
-        self.cuda = machine.device.type == "cuda"
-        self.copies = torch.cuda.Stream(machine.device) if self.cuda else None  # type: ignore[no-untyped-call]
+        self.cuda = runner.device.type == "cuda"
+        self.copies = torch.cuda.Stream(runner.device) if self.cuda else None  # type: ignore[no-untyped-call]
         self.state_FS[LIVE] = 0
         self.outputs.ended_R.zero_()
         self.outputs.kept_RT.fill_(1.0)
 
-    def _need(self, rows: Sequence[Row]) -> Need:
-        own = [needed(row.limit + 1) for row in rows]  # the last token of the prompt is written with the completion
-        shared = [needed(len(prompt.ids) - 1) for prompt in self.prompts]
+    def _need(self) -> Need:
+        own = [sequence.blocks_needed for sequence in self.sequences]
+        shared = [group.blocks_needed for group in self.groups]
         # The neediest that may be there at once.
-        pages = sum(sorted(own, reverse=True)[: self.most])
-        pages += sum(sorted(shared, reverse=True)[: -(-self.most // self.count) + 1])
-        table = max(a + shared[row.prompt] for a, row in zip(own, rows, strict=True))
-        return Need(self.most, len(rows), self.longest, table, pages, self.sampling.repetition_penalty != 1.0)
+        blocks = sum(sorted(own, reverse=True)[: self.most])
+        blocks += sum(sorted(shared, reverse=True)[: -(-self.most // self.count) + 1])
+        table = max(sequence.blocks_needed + sequence.group.blocks_needed for sequence in self.sequences)
+        penalty = self.sampling.repetition_penalty != 1.0
+        return Need(self.most, len(self.sequences), self.longest, table, blocks, penalty)
 
     def __call__(self) -> Iterator[tuple[int, list[Completion]]]:
         """A prompt's number and its completions, as soon as the last of them has ended."""
-        self.machine.busy = True
+        self.runner.busy = True
         try:
-            yield from self._groups()
+            yield from self._run()
         finally:
             self._close()
-            self.machine.end()
+            self.runner.end()
 
-    def _groups(self) -> Iterator[tuple[int, list[Completion]]]:
-        before: Mark | None = None
-        self._fill()
+    def _run(self) -> Iterator[tuple[int, list[Completion]]]:
+        before: ChunkResult | None = None
+        self._schedule()
         # While the prompts are read.
         noise_RT = uniforms(self.seeds, self.longest)
         self.outputs.uniform_RT[: len(self.seeds), : self.longest] = self._sent(noise_RT, torch.float64)
         while self.waiting or any(self.slots):
-            mark = self._chunk()
+            result = self._decode_chunk()
             if before is not None:
-                yield from self._complete(self._ended(before))
-            before = mark
-            self._fill()
+                yield from self._complete(self._finished(before))
+            before = result
+            self._schedule()
         if before is not None:  # what it says is known: all have ended
-            yield from self._complete(self._ended(before))
+            yield from self._complete(self._finished(before))
 
     def _close(self) -> None:
-        """All pages are free again, whether or not the rows were wanted to their end."""
-        for row in self.rows:
-            self.pages.give(row.pages)
-            row.pages = []
-        for prompt in self.prompts:
-            if prompt.pages:
-                self.pages.give(prompt.pages)
-                prompt.pages = None
+        """All blocks are free again, whether or not the sequences were wanted to their end."""
+        for sequence in self.sequences:
+            self._free(sequence)
+        for group in self.groups:
+            self._free_prompt(group)
+
+    def _free(self, sequence: Sequence) -> None:
+        self.blocks.free(sequence.blocks)
+        sequence.blocks = []
+
+    def _free_prompt(self, group: SequenceGroup) -> None:
+        if group.blocks is not None:
+            self.blocks.free(group.blocks)
+            group.blocks = None
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
-    def _fill(self) -> None:
-        """Close the gaps where that makes for a smaller graph, and let waiting rows in."""
-        alive = sum(row is not None for row in self.slots)
-        coming = self._next(self.most - alive) if self._worth(alive) else []
+    def _schedule(self) -> None:
+        """Close the gaps where that makes for a smaller graph, and let waiting sequences in."""
+        alive = sum(sequence is not None for sequence in self.slots)
+        coming = self._admitted(self.most - alive) if self._worth(alive) else []
         if self.waiting and not alive and not coming:
-            raise RuntimeError(f"{self.pages.free} free pages do not hold one row: pages were lost; close the engine")
+            free = self.blocks.num_free
+            raise RuntimeError(f"{free} free blocks do not hold one sequence: blocks were lost; close the engine")
         if not coming:
             if alive and self._bucket(alive) < self._bucket(len(self.slots)):
-                self._close_up()
+                self._compact()
             return
-        self._read([self.prompts[number] for number in dict.fromkeys(row.prompt for row in coming)])
-        free = [slot for slot, row in enumerate(self.slots) if row is None]
-        fresh = range(len(self.slots), len(self.slots) + len(coming) - len(free))
+        self._prefill(list(dict.fromkeys(sequence.group for sequence in coming)))
+        free_slots = [slot for slot, sequence in enumerate(self.slots) if sequence is None]
+        fresh = range(len(self.slots), len(self.slots) + len(coming) - len(free_slots))
         self.slots += [None] * len(fresh)
-        at = [*free, *fresh][: len(coming)]
+        at = [*free_slots, *fresh][: len(coming)]
         self._seat(coming, at)
 
     def _worth(self, alive: int) -> bool:
-        """Reading prompts holds up the rest, so it is done for several at a time."""
+        """Prefill holds up the rest, so it is done for several at a time."""
         return bool(self.waiting) and (not alive or self.most - alive >= max(self.most // 8, 1))
 
-    def _next(self, room: int) -> list[Row]:
-        """Rows, in order, that there are slots and pages for; their pages are taken."""
-        coming: list[Row] = []
+    def _admitted(self, room: int) -> list[Sequence]:
+        """Sequences, in order, that there are slots and blocks for; their blocks are allocated."""
+        coming: list[Sequence] = []
         while self.waiting and len(coming) < room:
-            row = self.waiting[0]
-            prompt = self.prompts[row.prompt]
-            own, shared = needed(row.limit + 1), 0 if prompt.pages is not None else needed(len(prompt.ids) - 1)
-            if own + shared > self.pages.free:
+            sequence = self.waiting[0]
+            group = sequence.group
+            own, shared = sequence.blocks_needed, 0 if group.blocks is not None else group.blocks_needed
+            if own + shared > self.blocks.num_free:
                 break
-            if prompt.pages is None:
-                prompt.pages = self.pages.take(shared)
-            row.pages = self.pages.take(own)
+            if group.blocks is None:
+                group.blocks = self.blocks.allocate(shared)
+            sequence.blocks = self.blocks.allocate(own)
             coming.append(self.waiting.popleft())
         return coming
 
-    def _read(self, prompts: Sequence[Shared]) -> None:
-        """Keys and values of all but the last token of those that have not been read, similar lengths together."""
-        new = sorted((p for p in prompts if not p.read and len(p.ids) > 1), key=lambda p: len(p.ids))
+    def _prefill(self, groups: abc.Sequence[SequenceGroup]) -> None:
+        """Keys and values of the shared tokens of prompts that are new, similar lengths together."""
+        new = sorted((g for g in groups if not g.prefilled and g.shared_tokens), key=lambda g: g.shared_tokens)
         start = 0
         while start < len(new):
             end = start + 1
-            while end < len(new) and (len(new[end].ids) - 1) * (end + 1 - start) <= READ_AT_A_TIME:
+            while end < len(new) and new[end].shared_tokens * (end + 1 - start) <= PREFILL_TOKENS:
                 end += 1
-            self._read_together(new[start:end])
+            self._prefill_together(new[start:end])
             start = end
 
-    def _read_together(self, prompts: Sequence[Shared]) -> None:
-        lengths = [len(prompt.ids) - 1 for prompt in prompts]
-        steps, width = max(lengths), needed(max(lengths))
-        ids = [[*prompt.ids[:-1], *[0] * (steps - n)] for prompt, n in zip(prompts, lengths, strict=True)]
-        table = [[*(prompt.pages or ()), *[0] * width][:width] for prompt in prompts]
-        self.machine.read(
+    def _prefill_together(self, groups: abc.Sequence[SequenceGroup]) -> None:
+        lengths = [group.shared_tokens for group in groups]
+        steps, width = max(lengths), blocks_for(max(lengths))
+        ids = [[*group.prompt_ids[:-1], *[0] * (steps - n)] for group, n in zip(groups, lengths, strict=True)]
+        table = [[*(group.blocks or ()), *[0] * width][:width] for group in groups]
+        self.runner.prefill(
             torch.tensor(ids),
-            torch.tensor(table, dtype=torch.int32).view(len(prompts), width),
+            torch.tensor(table, dtype=torch.int32).view(len(groups), width),
             torch.tensor(lengths, dtype=torch.int32),
         )
-        for prompt in prompts:
-            prompt.read = True
-        self.machine.counts.reads += len(prompts)
+        for group in groups:
+            group.prefilled = True
+        self.runner.counts.prefills += len(groups)
 
-    def _seat(self, rows: Sequence[Row], at: Sequence[int]) -> None:
-        """Put rows into slots."""
+    def _seat(self, sequences: abc.Sequence[Sequence], at: abc.Sequence[int]) -> None:
+        """Put sequences into slots."""
         columns, tables = [], []
-        for row, slot in zip(rows, at, strict=True):
-            self.slots[slot] = row
-            prompt = self.prompts[row.prompt]
-            read = len(prompt.ids) - 1
+        for sequence, slot in zip(sequences, at, strict=True):
+            self.slots[slot] = sequence
+            group = sequence.group
             column = [0] * FIELDS
-            column[LIVE], column[TOKEN], column[POSITION] = 1, prompt.ids[-1], read
-            column[LIMIT], column[ROW], column[PROMPT] = row.limit, row.number, read
+            column[LIVE], column[TOKEN], column[POSITION] = 1, group.prompt_ids[-1], group.shared_tokens
+            column[LIMIT], column[ROW], column[PROMPT] = sequence.limit, sequence.number, group.shared_tokens
             columns.append(column)
-            mine = [*(prompt.pages or ()), *row.pages]
-            tables.append([*mine, *[0] * (self.table_SP.shape[1] - len(mine))])
+            mine = [*(group.blocks or ()), *sequence.blocks]
+            tables.append([*mine, *[0] * (self.table_SB.shape[1] - len(mine))])
         slots_N = self._sent(at, torch.long)
         self.state_FS[:, slots_N] = self._sent(columns, torch.int32).t()
-        self.table_SP[slots_N] = self._sent(tables, torch.int32)
+        self.table_SB[slots_N] = self._sent(tables, torch.int32)
         seen_SV = self.outputs.seen_SV
         if seen_SV is not None:
             seen_SV[slots_N] = 0
-            seats = zip(rows, at, strict=True)
-            pairs = [(slot, token) for row, slot in seats for token in {*self.prompts[row.prompt].ids}]
+            seats = zip(sequences, at, strict=True)
+            pairs = [(slot, token) for sequence, slot in seats for token in {*sequence.group.prompt_ids}]
             slot_M, token_M = self._sent(pairs, torch.long).unbind(1)
             seen_SV[slot_M, token_M] = 1
 
-    def _close_up(self) -> None:
-        """Rows to the front, so that a smaller graph holds them."""
-        stay = [slot for slot, row in enumerate(self.slots) if row is not None]
+    def _compact(self) -> None:
+        """Sequences to the front, so that a smaller graph holds them."""
+        stay = [slot for slot, sequence in enumerate(self.slots) if sequence is not None]
         stay_N = self._sent(stay, torch.long)
         self.state_FS[:, : len(stay)] = self.state_FS[:, stay_N]
         self.state_FS[LIVE, len(stay) :] = 0
-        self.table_SP[: len(stay)] = self.table_SP[stay_N]
+        self.table_SB[: len(stay)] = self.table_SB[stay_N]
         if self.outputs.seen_SV is not None:
             self.outputs.seen_SV[: len(stay)] = self.outputs.seen_SV[stay_N]
         self.slots = [self.slots[slot] for slot in stay]
@@ -255,84 +241,80 @@ class Rollout:
 
     def _sent(self, values: Any, dtype: torch.dtype) -> Tensor:
         """To the device, without waiting for it."""
-        return self.machine.sent(torch.as_tensor(values, dtype=dtype))
+        return self.runner.sent(torch.as_tensor(values, dtype=dtype))
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _chunk(self) -> Mark | None:
+    def _decode_chunk(self) -> ChunkResult | None:
         """Some steps of all slots, and a note of which are still live behind them; none where all must have ended."""
-        seated = [row for row in self.slots if row is not None]
-        steps = min(CHUNK, max((row.limit - row.steps for row in seated), default=0))
+        seated = [sequence for sequence in self.slots if sequence is not None]
+        steps = min(CHUNK, max((sequence.limit - sequence.steps for sequence in seated), default=0))
         if steps <= 0:
             return None
-        for row in seated:
-            row.steps += steps
+        for sequence in seated:
+            sequence.steps += steps
         size = self._bucket(len(self.slots))
-        replay = self.machine.step(self.sampling, size, size >= self.pays)
-        for _ in range(steps):
-            replay()
-        self.machine.counts.slot_steps += steps * size
+        self.runner.decode(self.sampling, size, steps, share_prompts=size >= self.share_prompts_from)
         now = self.state_FS[: STEP + 1, : len(self.slots)]  # a list as index would be sent, and waited for
         now, done = torch.empty(now.shape, dtype=torch.int32, pin_memory=self.cuda).copy_(now, non_blocking=True), None
         if self.cuda:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Mark(list(self.slots), now[LIVE], now[STEP], done)
+        return ChunkResult(list(self.slots), now[LIVE], now[STEP], done)
 
-    def _ended(self, mark: Mark) -> list[Row]:
-        """Rows that are known to be over since a mark; their slots and pages are free."""
-        if mark.done is not None:
-            mark.done.synchronize()
+    def _finished(self, result: ChunkResult) -> list[Sequence]:
+        """Sequences that are known to have ended since a chunk; their slots and blocks are free."""
+        if result.done is not None:
+            result.done.synchronize()
         seated = [
-            (row, live, steps)
-            for row, live, steps in zip(mark.rows, mark.live_S.tolist(), mark.step_S.tolist(), strict=True)
-            if row is not None and not row.over
+            (sequence, live, steps)
+            for sequence, live, steps in zip(
+                result.sequences, result.live_S.tolist(), result.step_S.tolist(), strict=True
+            )
+            if sequence is not None and not sequence.finished
         ]
         if self.stops is not None:
-            self._find_stops([(row, steps) for row, _, steps in seated])
-        over = [row for row, live, _ in seated if not live or row.number in self.stopped]
-        for row in over:
-            row.over = True
-            self.pages.give(row.pages)
-            row.pages = []
-            prompt = self.prompts[row.prompt]
-            prompt.rows -= 1
-            if not prompt.rows and prompt.pages is not None:
-                self.pages.give(prompt.pages)
-                prompt.pages = None
+            self._find_stops([(sequence, steps) for sequence, _, steps in seated])
+        finished = [sequence for sequence, live, _ in seated if not live or sequence.number in self.stopped]
+        for sequence in finished:
+            sequence.finished = True
+            self._free(sequence)
+            sequence.group.unfinished -= 1
+            if not sequence.group.unfinished:
+                self._free_prompt(sequence.group)
         if self.stops is not None:  # the device does not know of those
-            ended = [slot for slot, row in enumerate(self.slots) if row is not None and row.over]
+            ended = [slot for slot, sequence in enumerate(self.slots) if sequence is not None and sequence.finished]
             self.state_FS[LIVE].index_fill_(0, self._sent(ended, torch.long), 0)
-        self.slots = [None if row is None or row.over else row for row in self.slots]
-        return over
+        self.slots = [None if sequence is None or sequence.finished else sequence for sequence in self.slots]
+        return finished
 
-    def _find_stops(self, rows: Sequence[tuple[Row, int]]) -> None:
-        """Note the rows that have come to a stop text, and where."""
+    def _find_stops(self, seated: abc.Sequence[tuple[Sequence, int]]) -> None:
+        """Note the sequences that have come to a stop text, and where."""
         assert self.stops is not None
-        rows = [(row, steps) for row, steps in rows if steps > self.looked[row.number]]
-        if not rows:
+        seated = [(sequence, steps) for sequence, steps in seated if steps > self.looked[sequence.number]]
+        if not seated:
             return
-        (made,) = self._fetched([row.number for row, _ in rows], self.outputs.made_RT)
-        ends = [(k, t) for k, (row, steps) in enumerate(rows) for t in range(self.looked[row.number] + 1, steps + 1)]
+        (made,) = self._fetched([sequence.number for sequence, _ in seated], self.outputs.made_RT)
+        ends = [(k, t) for k, (one, steps) in enumerate(seated) for t in range(self.looked[one.number] + 1, steps + 1)]
         texts = [made[k, max(0, t - self.stops.tail) : t].tolist() for k, t in ends]
         for (k, t), reached in zip(ends, self.stops.reached(texts), strict=True):
             if reached:
-                self.stopped.setdefault(rows[k][0].number, t)
-        for row, steps in rows:
-            self.looked[row.number] = steps
+                self.stopped.setdefault(seated[k][0].number, t)
+        for sequence, steps in seated:
+            self.looked[sequence.number] = steps
 
-    def _complete(self, over: Sequence[Row]) -> Iterator[tuple[int, list[Completion]]]:
-        """Groups whose last row was among these."""
-        numbers = [n for n in dict.fromkeys(row.prompt for row in over) if not self.prompts[n].rows]
-        if not numbers:
+    def _complete(self, finished: abc.Sequence[Sequence]) -> Iterator[tuple[int, list[Completion]]]:
+        """Groups whose last sequence was among these."""
+        groups = [group for group in dict.fromkeys(one.group for one in finished) if not group.unfinished]
+        if not groups:
             return
-        at = [number * self.count + member for number in numbers for member in range(self.count)]
+        at = [group.number * self.count + member for group in groups for member in range(self.count)]
         out = self.outputs
         made, logp, kept, ended = self._fetched(at, out.made_RT, out.logp_RT, out.kept_RT, out.ended_R)
         made, ends = made.long(), ended.tolist()
-        for i, number in enumerate(numbers):
+        for i, group in enumerate(groups):
             these = range(i * self.count, (i + 1) * self.count)
-            yield number, [self._completion(at[k], made[k], logp[k], kept[k], ends[k]) for k in these]
+            yield group.number, [self._completion(at[k], made[k], logp[k], kept[k], ends[k]) for k in these]
 
     def _completion(self, number: int, made_T: Tensor, logp_T: Tensor, kept_T: Tensor, code: int) -> Completion:
         length = code >> 2
@@ -348,13 +330,13 @@ class Rollout:
             share = None
         elif self.sampling.truncates:
             share = float(kept_T[:length].mean())
-        self.machine.counts.tokens += length
+        self.runner.counts.tokens += length
         return Completion(made_T[:length], logp_T, reason, share)
 
-    def _fetched(self, at: Sequence[int], *wanted: Tensor) -> tuple[Tensor, ...]:
-        """These rows of the outputs; beside the steps that are being computed, not behind them."""
+    def _fetched(self, at: abc.Sequence[int], *wanted: Tensor) -> tuple[Tensor, ...]:
+        """These sequences' rows of the outputs; beside the steps that are being computed, not behind them."""
         if not self.cuda:
             return tuple(tensor[list(at)] for tensor in wanted)
         with torch.cuda.stream(self.copies):
-            at_K = self._sent(at, torch.long)
-            return tuple(tensor[at_K].cpu() for tensor in wanted)
+            at_N = self._sent(at, torch.long)
+            return tuple(tensor[at_N].cpu() for tensor in wanted)

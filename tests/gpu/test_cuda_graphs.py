@@ -40,7 +40,7 @@ def smollm():
     return AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, quantization_config=whole).cuda().eval()
 
 
-@pytest.mark.parametrize("settings", [{}, {"rows_at_a_time": 2, "pages": 14}], ids=["all at once", "two slots"])
+@pytest.mark.parametrize("settings", [{}, {"rows_at_a_time": 2, "blocks": 14}], ids=["all at once", "two slots"])
 @pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__)
 def test_conformance(check, settings):
     if check is conformance.the_model_is_left_as_it_was:
@@ -53,7 +53,7 @@ def test_conformance(check, settings):
 
     engines = []
     check(make)
-    assert all(engine._machine is not None for engine in engines)
+    assert all(engine._runner is not None for engine in engines)
 
 
 def test_the_module_is_left_as_it_was():
@@ -78,7 +78,7 @@ def test_every_family_decodes_as_transformers_generate_does(name):
     )
     engine = InlineEngine(model, NEVER)
     made = ids_of(engine.generate(asked, 4, sampling, range(24)))
-    assert engine._machine is not None
+    assert engine._runner is not None
     assert made[::4] == ids_of(HFEngine(model, NEVER).generate(asked, 1, sampling, range(6)))
     assert all(made[i] == made[i // 4 * 4] for i in range(24))
 
@@ -134,7 +134,7 @@ def test_float32_samples_are_the_same_for_any_slots_and_order(smollm):
     seeds = list(range(96))
     whole = ids_of(InlineEngine(model, eos).generate(asked, 4, sampling, seeds))
     assert len({len(ids) for ids in whole}) > 10
-    few = ids_of(InlineEngine(model, eos, rows_at_a_time=20, pages=100).generate(asked, 4, sampling, seeds))
+    few = ids_of(InlineEngine(model, eos, rows_at_a_time=20, blocks=100).generate(asked, 4, sampling, seeds))
     order = torch.randperm(24, generator=torch.Generator().manual_seed(3)).tolist()
     mixed = InlineEngine(model, eos).generate(
         [asked[i] for i in order], 4, sampling, [seeds[4 * i + m] for i in order for m in range(4)]
@@ -154,9 +154,9 @@ def test_weights_are_read_where_they_are():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * 0.2)
     fresh = InlineEngine(copy.deepcopy(model), NEVER).generate(asked, 4, sampling, range(16))
-    captures = engine._machine.counts.captures
+    captures = engine._runner.counts.captures
     assert ids_of(engine.generate(asked, 4, sampling, range(16))) == ids_of(fresh)
-    assert engine._machine.counts.captures == captures
+    assert engine._runner.counts.captures == captures
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -190,7 +190,7 @@ def test_an_adapter_is_applied_as_it_is_now(dtype):
     with torch.autocast("cuda", torch.bfloat16, enabled=low):  # anew, as in every step: it keeps what it has cast
         after = engine.generate(asked, 3, sampling, range(18))
         assert gap(before) > 0.3 and gap(after) < (0.05 if low else 1e-3)
-    assert type(engine._machine.decoder).__name__ == "FusedDecoder"
+    assert type(engine._runner.decoder).__name__ == "FusedDecoder"
 
 
 def test_nothing_is_captured_again_and_memory_does_not_grow():
@@ -205,20 +205,20 @@ def test_nothing_is_captured_again_and_memory_does_not_grow():
         asked = prompts(16, 60, seed=step + 6)
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64 * step, 64 * step + 64))
         if step >= 40:
-            memory.setdefault(engine._machine.counts.captures, set()).add(torch.cuda.memory_allocated())
-    assert engine._machine.counts.captures == len(engine._machine._graphs)  # each once, and none was dropped
+            memory.setdefault(engine._runner.counts.captures, set()).add(torch.cuda.memory_allocated())
+    assert engine._runner.counts.captures == len(engine._runner._graphs)  # each once, and none was dropped
     assert all(len(seen) == 1 for seen in memory.values())  # a graph for a length not met before has its own inputs
 
 
-def test_the_host_waits_for_marks_and_results_only():
+def test_the_host_waits_for_chunks_and_results_only():
     """It queues a chunk and goes on; what it does wait for is an event, and the copy of what has ended."""
     model = tiny_model().cuda()
     engine, asked = InlineEngine(model, Tokens(None, frozenset(range(20, 24)), 0)), prompts(16, 60)
     for _ in range(2):
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64))
-    from grpo.language.engines.cuda_graphs.scheduler import Rollout
+    from grpo.language.engines.cuda_graphs.scheduler import Scheduler
 
-    plain, waits = Rollout._chunk, []
+    plain, waits = Scheduler._decode_chunk, []
 
     def chunk(self):
         torch.cuda.set_sync_debug_mode("error")
@@ -229,7 +229,7 @@ def test_the_host_waits_for_marks_and_results_only():
             waits.append(1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rollout, "_chunk", chunk)
+        patch.setattr(Scheduler, "_decode_chunk", chunk)
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64))
     assert waits
 
@@ -249,18 +249,18 @@ def test_a_model_that_cannot_be_captured_is_sampled_by_the_loop():
         patch.setattr(type(model.model), "forward", forward)
         engine = InlineEngine(model, NEVER)
         made = engine.generate(prompts(3, 60, 3, 20), 2, Sampling(max_new_tokens=6), range(6))
-    assert len(made) == 6 and engine._machine is None
+    assert len(made) == 6 and engine._runner is None
 
 
 def test_room_is_made_for_training_and_taken_again():
     model = tiny_model().cuda()
     engine, asked, sampling = InlineEngine(model, NEVER), prompts(16, 60), Sampling(max_new_tokens=40)
     first = ids_of(engine.generate(asked, 4, sampling, range(64)))
-    with_pages = torch.cuda.memory_allocated()
-    assert engine.make_room() and torch.cuda.memory_allocated() < with_pages
+    with_blocks = torch.cuda.memory_allocated()
+    assert engine.make_room() and torch.cuda.memory_allocated() < with_blocks
     assert not engine.make_room()
     assert ids_of(engine.generate(asked, 4, sampling, range(64))) == first
-    assert engine.metrics()["engine/captures"] >= 1 and engine._machine.pages is None
+    assert engine.metrics()["engine/captures"] >= 1 and engine._runner.blocks is None
 
 
 def test_what_cannot_be_captured_is_said_once_and_sampled_all_the_same():
@@ -272,4 +272,4 @@ def test_what_cannot_be_captured_is_said_once_and_sampled_all_the_same():
         made = [ids_of(engine.generate(asked, 2, sampling, range(6))) for _ in range(2)]
     reasons = [str(warning.message) for warning in said if "CUDA graphs" in str(warning.message)]
     assert made[0] == made[1]
-    assert engine._machine is not None or len(reasons) == 1
+    assert engine._runner is not None or len(reasons) == 1

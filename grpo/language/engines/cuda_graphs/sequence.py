@@ -1,0 +1,49 @@
+"""What the scheduler moves about: the completions that are asked for, and the prompts they share."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass, field
+
+from grpo.language.engines.cuda_graphs.blocks import blocks_for
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One completion that is asked for."""
+
+    number: int
+    group: SequenceGroup
+    limit: int
+    """Tokens at most."""
+    blocks: list[int] = field(default_factory=list)
+    steps: int = 0
+    """That were computed since it has a slot, whether or not it ended among them."""
+    finished: bool = False
+
+    @property
+    def blocks_needed(self) -> int:
+        """For its own tokens; the last token of the prompt is written with the completion."""
+        return blocks_for(self.limit + 1)
+
+
+@dataclass(eq=False)
+class SequenceGroup:
+    """The completions of one prompt, and the blocks that they share: all of the prompt but its last token."""
+
+    number: int
+    prompt_ids: abc.Sequence[int]
+    unfinished: int
+    """Completions that have not ended."""
+    blocks: list[int] | None = None
+    prefilled: bool = False
+
+    @property
+    def shared_tokens(self) -> int:
+        """Of the prompt, in shared blocks."""
+        return len(self.prompt_ids) - 1
+
+    @property
+    def blocks_needed(self) -> int:
+        """For what is shared."""
+        return blocks_for(self.shared_tokens)
