@@ -23,7 +23,7 @@ from grpo.run.loop import run
 from grpo.run.progress import printable
 from grpo.run.session import Summary
 from grpo.run.signals import INTERRUPTED, PREEMPTED
-from grpo.run.trackers import SinkError
+from grpo.run.trackers import TrackerError
 from grpo.trainer import Diverged, GRPOTrainer, StepReport
 
 FAILED, BAD_SETTINGS = 1, 2
@@ -138,7 +138,7 @@ def _guarded(job: Callable[[], Summary]) -> int:
         if summary.reason in (PREEMPTED, INTERRUPTED):
             print(f"go on with: grpo train --resume {summary.folder}")
         return summary.exit_code
-    except (FolderError, SinkError, ConfigError) as error:
+    except (FolderError, TrackerError, ConfigError) as error:
         print(f"grpo: {shown(error)}", file=sys.stderr)
         return BAD_SETTINGS
     except (Diverged, SamplesFailed, OSError) as error:

@@ -169,7 +169,7 @@ class GRPOTrainer(Trainer):
             return aim.reports
         name = "".join(c if c.isalnum() or c in "-_" else "-" for c in self.source.fleet.name)
         place, resume = run_folder(folder, name, "control", self, _remade(self.env))
-        learn_there(self, aim, every, place, resume, sinks=trackers, project=project, progress=progress)
+        learn_there(self, aim, every, place, resume, trackers=trackers, project=project, progress=progress)
         return aim.reports
 
     def _refuse(self, report: StepReport) -> None:

@@ -1,4 +1,4 @@
-"""The machinery of a run: folder, checkpoints, loop, sinks, progress. It knows no domain and holds no mathematics.
+"""The machinery of a run: folder, checkpoints, loop, trackers, progress. It knows no domain and holds no mathematics.
 
 config      how a run is carried out: its settings
 dialect     other systems' words for them
@@ -12,7 +12,7 @@ budget      how many samples may fail
 memory      how much of it the process holds
 exhibits    a step's groups as rows and arrays to look at later
 films       … and, where the source can, in motion
-sinks       mirrors of metrics.jsonl: TensorBoard, Weights & Biases, Trackio
+trackers    who gets metrics.jsonl too: TensorBoard, Weights & Biases, Trackio
 progress    what a person sees meanwhile
 plot        curve.png
 loop        all of it around `trainer.step`

@@ -1,4 +1,4 @@
-"""How a run is carried out: steps, folder, checkpoints, mirrors."""
+"""How a run is carried out: steps, folder, checkpoints, trackers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunConfig(BaseModel):
     log_every: int = Field(1, ge=1)
     """Steps between what trackers get; the run folder has every step."""
     trackers: tuple[str, ...] = ()
-    """Mirrors of the metrics: tensorboard, wandb, trackio. The run folder always has them."""
+    """Trackers that get the metrics too: tensorboard, wandb, trackio. The run folder always has them."""
     failure_budget: float = Field(0.01, ge=0, le=1)
     """Share of the samples of the last 100 steps that may fail before the run stops."""
     project: str | None = None
@@ -54,7 +54,7 @@ class RunConfig(BaseModel):
         """The arguments of `grpo.run.loop.run` that are settings."""
         names = ("checkpoint_every", "keep_last", "keep_best", "best_by", "sample_every", "log_every", "project")
         return {name: getattr(self, name) for name in names} | {
-            "sinks": self.trackers,
+            "trackers": self.trackers,
             "failure_budget": self.failure_budget,
             "evaluate_every": self.evaluate_every,
         }

@@ -1,4 +1,4 @@
-"""Words about the run: its folder, length, checkpoints, mirrors. They become fields of `grpo.run.config.RunConfig`."""
+"""Words about the run: its folder, length, checkpoints, trackers. They become fields of `grpo.run.config.RunConfig`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUN_NAMES = tuple(name for name in RunConfig.model_fields if name not in ("name"
 """Our own that are taken as they are. Not `name`, which is too plain a word outside a `run:` block; `trackers` is one
 of several words for one list."""
 
-MIRRORS = ("tensorboard", "wandb", "trackio")
+TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 def _steps(name: str) -> Callable[[Any], Settings]:
@@ -40,7 +40,7 @@ def _strategy(name: str, never: Settings, remedy: str) -> Callable[[Any], Settin
 
 
 def _trackers(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
-    """Mirrors from report_to, use_wandb and our own word, in one list; none beside some is a contradiction."""
+    """Trackers from report_to, use_wandb and our own word, in one list; none beside some is a contradiction."""
     lists = {key: _listed(key, value) for key, value in words.items() if key != "use_wandb"}
     wandb = "use_wandb" in words and truth(words["use_wandb"])
     if wandb:
@@ -57,7 +57,7 @@ def _listed(key: str, value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else [] if value is None else list(value)
     names = tuple(str(part).strip() for part in parts if not absent(str(part).strip()))
     if "all" in names:
-        raise ValueError(f"{key}=all is refused: name what is meant, of {', '.join(MIRRORS)}")
+        raise ValueError(f"{key}=all is refused: name what is meant, of {', '.join(TRACKERS)}")
     return names
 
 

@@ -3,7 +3,7 @@
     lock the folder ─► resume? newest valid checkpoint ─► trainer, metrics.jsonl cut back to its step
           │
           ▼
-    ┌► seed from (seed, step) ─► trainer.step ─► evaluate? ─► metrics.jsonl · timing.jsonl ─► sinks, progress
+    ┌► seed from (seed, step) ─► trainer.step ─► evaluate? ─► metrics.jsonl · timing.jsonl ─► trackers, progress
     │                               │ Diverged: dump, raise            │
     │                               ▼                                  ▼
     └──── enough steps? signal? stop()? ◄── checkpoint? ◄── failures within budget? ◄── samples?
@@ -18,6 +18,7 @@ are written while training goes on; the last one, and whatever reads them, waits
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -29,7 +30,7 @@ from grpo.run.lock import locked
 from grpo.run.progress import SHOWN, Progress, make_progress
 from grpo.run.session import Session, Summary
 from grpo.run.signals import StopSignals
-from grpo.run.trackers import Sink
+from grpo.run.trackers import Tracker
 from grpo.trainer import GRPOTrainer, StepReport
 
 __all__ = ["SamplesFailed", "Summary", "run"]
@@ -47,7 +48,7 @@ def run(
     best_by: str = "reward",
     sample_every: int | None = 10,
     sample_groups: int | None = 4,
-    sinks: Sequence[str | Sink] = (),
+    trackers: Sequence[str | Tracker] = (),
     project: str | None = None,
     log_every: int = 1,
     progress: str | Progress | None = "auto",
@@ -58,6 +59,7 @@ def run(
     harmless: frozenset[str] = checkpoint.HARMLESS,
     curve: bool = True,
     at: Callable[[str], None] = lambda point: None,
+    sinks: Sequence[str | Tracker] | None = None,
 ) -> Summary:
     """Train until `steps` are done in all, leaving everything in `folder`.
 
@@ -67,13 +69,17 @@ def run(
     keep_last, keep_best: checkpoints that stay: the newest (None: all), and those with the highest `best_by`, a metric
         (with a leading minus: the lowest).
     sample_every, sample_groups: which groups are kept to look at (None: never; all of the step).
-    sinks: mirrors of the metrics: `tensorboard`, `wandb`, `trackio`, or your own; `project`: its name there;
+    trackers: who gets the metrics too: `tensorboard`, `wandb`, `trackio`, or your own; `project`: its name there;
         `log_every`: steps between what they get (the last step too).
     progress: auto, live, plain, None.
     evaluate: gives further metrics for a step, every `evaluate_every` steps; never moves the training's randomness.
     stop: ends the run, with a checkpoint, once it returns True. failure_budget: share of samples that may fail.
     at: told each point of a save (`checkpoint.POINTS`) and each step's beginning (`step`).
+    sinks: what `trackers` was called before.
     """
+    if sinks is not None:
+        warnings.warn("run(sinks=…) is run(trackers=…) now", DeprecationWarning, stacklevel=2)
+        trackers = sinks
     every = steps if checkpoint_every is None else checkpoint_every
     if steps < 1 or every < 1 or log_every < 1 or (evaluate is None) != (evaluate_every is None):
         raise ValueError(
@@ -86,8 +92,8 @@ def run(
         closing.enter_context(session)
         session.begin(resume, harmless)
         session.announce(steps)
-        closing.callback(session.mirrors.close)
-        session.mirrors.open(sinks, project)
+        closing.callback(session.trackers.close)
+        session.trackers.open(trackers, project)
         shown = make_progress(progress) if progress is None or isinstance(progress, str) else progress
         closing.callback(shown.close)
         shown.names = (*getattr(trainer.source, "headline", ()), *SHOWN)
@@ -114,7 +120,7 @@ def run(
                 session.save()
         session.end("done" if trainer.steps_done >= steps else asked.reason or "done")
         session.save(last=True)
-        session.mirror_last()
+        session.track_last()
         if curve:
             session.draw()
         if session.reason in ("done", "stopped"):

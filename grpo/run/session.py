@@ -21,7 +21,7 @@ from grpo.run.films import Films
 from grpo.run.folder import RunFolder, versions
 from grpo.run.memory import memory
 from grpo.run.timing import time_split
-from grpo.run.trackers import Mirrors
+from grpo.run.trackers import Trackers
 from grpo.seeding import seed_all
 from grpo.trainer import Diverged, GRPOTrainer, StepReport
 
@@ -104,12 +104,12 @@ class Session:
         """Handed to the trainer as `phase`."""
         self.reason: str | None = None
         self.seconds = 0.0
-        self.mirrors = Mirrors(folder)
+        self.trackers = Trackers(folder)
         self.films = Films(folder)
         self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
         self._latest: Row = {}
         self._row: Row = {}
-        self._unmirrored = False
+        self._untracked = False
         self._saved: int | None = None
         self._saving: tuple[int, futures.Future[None], threading.Thread] | None = None
         """The step whose checkpoint is being written."""
@@ -175,7 +175,7 @@ class Session:
         return report
 
     def record(self, report: StepReport, evaluate: Callable[[int], Mapping[str, Any]] | None) -> Row:
-        """The step's lines, then the mirrors."""
+        """The step's lines, then the trackers."""
         metrics = {"samples": len(report.experience), **report.metrics}
         seconds = self.watch.take()
         if evaluate is not None:
@@ -202,16 +202,16 @@ class Session:
             self.folder.event(
                 report.step, "updates_skipped", f"{report.metrics['updates_skipped']:.0f} updates left out"
             )
-        self._unmirrored = report.step % self.log_every != 0 and evaluate is None
-        if not self._unmirrored:
-            self.mirrors.log(report.step, row)
+        self._untracked = report.step % self.log_every != 0 and evaluate is None
+        if not self._untracked:
+            self.trackers.log(report.step, row)
         return row
 
-    def mirror_last(self) -> None:
-        """The last step, where the mirrors have not got it."""
-        if self._unmirrored:
-            self.mirrors.log(self._row["step"], self._row)
-            self._unmirrored = False
+    def track_last(self) -> None:
+        """The last step, where the trackers have not got it."""
+        if self._untracked:
+            self.trackers.log(self._row["step"], self._row)
+            self._untracked = False
 
     def _full(self, step: int, error: OSError) -> None:
         """The disk takes no more lines: samples are given up first, then, after a few steps, the run."""
@@ -326,7 +326,7 @@ class Session:
             self.folder.event(self.trainer.steps_done, "no_curve", f"curve.png was not drawn: {error}")
 
     def leave(self) -> None:
-        """What the source makes of the best policy (a video, say), for the folder and the mirrors."""
+        """What the source makes of the best policy (a video, say), for the folder and the trackers."""
         make: Callable[[Path], Mapping[str, Path]] | None = getattr(self.trainer.source, "leave", None)
         if make is None or self._saved is None:
             return
@@ -336,7 +336,7 @@ class Session:
             if best is not None:
                 self.trainer.load_state(best.state)
             for kind, path in make(self.folder.path).items():
-                self.mirrors.show(step, kind, path)
+                self.trackers.show(step, kind, path)
         except Exception as error:  # whatever drawing and encoding may raise: the run itself is done
             self.folder.event(step, "nothing_to_show", str(error))
         finally:
@@ -380,7 +380,7 @@ class Session:
     def _dump(self, error: Diverged) -> None:
         """The metrics and arrays of the step that did it, for looking at."""
         self.record(error.report, None)
-        self.mirror_last()
+        self.track_last()
         self.folder.event(error.report.step, "diverged", str(error))
         try:
             shown = exhibit(error.report, self.trainer.source, None)

@@ -1,4 +1,4 @@
-"""Mirrors of metrics.jsonl, which is the truth: TensorBoard, Weights & Biases, Trackio, or anything with two methods.
+"""Trackers get what metrics.jsonl has: TensorBoard, Weights & Biases, Trackio, or anything with two methods.
 
 Each library is optional and loaded by the function that bears its name.
 """
@@ -14,82 +14,90 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from grpo.run.folder import Row, RunFolder
 
 
-class Sink(Protocol):
-    """Where metrics may go besides the run folder. Optional: `show(step, name, path)`, for a video."""
+class Tracker(Protocol):
+    """Where metrics may go besides the run folder."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> Any: ...
     def close(self) -> Any: ...
 
 
-class SinkError(RuntimeError):
-    """A sink that cannot be made, with the command that helps."""
+@runtime_checkable
+class ShowsFiles(Protocol):
+    """A tracker that can show a file, a video say, beside the curves."""
+
+    def show(self, step: int, name: str, path: Path) -> Any: ...
 
 
-class Mirrors:
-    """The sinks of a run. One that fails is reported once and left out from then on: training does not wait for it."""
+class TrackerError(RuntimeError):
+    """A tracker that cannot be made, with the command that helps."""
+
+
+class Trackers:
+    """Those of a run. One that fails is reported once and left out from then on: training does not wait for it."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._sinks: list[Sink] = []
+        self._trackers: list[Tracker] = []
         self._folder, self._step = folder, 0
 
-    def open(self, sinks: Sequence[str | Sink], project: str | None = None) -> None:
+    def open(self, trackers: Sequence[str | Tracker], project: str | None = None) -> None:
         """Make those given by name. A missing library is an error, a tracker that is down an event."""
-        for sink in sinks:
+        for tracker in trackers:
             try:
-                self._sinks.append(make_sink(sink, self._folder, project) if isinstance(sink, str) else sink)
-            except SinkError:
+                made = make_tracker(tracker, self._folder, project) if isinstance(tracker, str) else tracker
+                self._trackers.append(made)
+            except TrackerError:
                 raise
             except Exception as error:  # whatever a tracker may raise
-                self._report(str(sink), error)
+                self._report(str(tracker), error)
 
     def log(self, step: int, row: Row) -> None:
         """Pass on what metrics.jsonl got, without the missing values."""
         self._step = step
         metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
-        for sink in list(self._sinks):
-            self._try(sink, partial(sink.log, step, metrics))
+        for tracker in list(self._trackers):
+            self._try(tracker, partial(tracker.log, step, metrics))
 
     def show(self, step: int, name: str, path: Path) -> None:
         """Pass on a file to look at, to those that can show it."""
-        for sink in list(self._sinks):
-            if (show := getattr(sink, "show", None)) is not None:
-                self._try(sink, partial(show, step, name, path))
+        for tracker in list(self._trackers):
+            if isinstance(tracker, ShowsFiles):
+                self._try(tracker, partial(tracker.show, step, name, path))
 
     def close(self) -> None:
         """Finish them all."""
-        while self._sinks:
-            sink = self._sinks[-1]
-            self._try(sink, sink.close)
-            self._sinks = [other for other in self._sinks if other is not sink]
+        while self._trackers:
+            tracker = self._trackers[-1]
+            self._try(tracker, tracker.close)
+            self._trackers = [other for other in self._trackers if other is not tracker]
 
-    def _try(self, sink: Sink, call: Callable[[], Any]) -> None:
+    def _try(self, tracker: Tracker, call: Callable[[], Any]) -> None:
         try:
             call()
         except Exception as error:  # whatever a tracker may raise
-            self._sinks.remove(sink)
-            self._report(type(sink).__name__, error)
+            self._trackers.remove(tracker)
+            self._report(type(tracker).__name__, error)
 
     def _report(self, name: str, error: Exception) -> None:
         message = f"{name} failed and is left out: {type(error).__name__}: {error}"
-        self._folder.event(self._step, "sink_failed", message)
+        self._folder.event(self._step, "tracker_failed", message)
 
 
-def make_sink(name: str, folder: RunFolder, project: str | None = None) -> Sink:
-    """The sink of this name for this run; what it is told of the settings has its secrets taken out already."""
-    makers: dict[str, Callable[[RunFolder, str | None], Sink]] = {
+def make_tracker(name: str, folder: RunFolder, project: str | None = None) -> Tracker:
+    """The tracker of this name for this run; what it is told of the settings has its secrets taken out already."""
+    makers: dict[str, Callable[[RunFolder, str | None], Tracker]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
         "trackio": Trackio,
     }
     if name not in makers:
-        raise SinkError(f"unknown sink {name!r}; known: {', '.join(makers)}")
+        raise TrackerError(f"unknown tracker {name!r}; known: {', '.join(makers)}")
     return makers[name](folder, project)
 
 
@@ -202,4 +210,4 @@ def _load(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise SinkError(f"the {extra} sink needs {module}: pip install 'anygrpo[{extra}]'") from error
+        raise TrackerError(f"the {extra} tracker needs {module}: pip install 'anygrpo[{extra}]'") from error

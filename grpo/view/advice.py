@@ -19,7 +19,8 @@ LOUD = {
     "failure_budget_spent": "bad",
     "metrics_failed": "bad",
     "samples_off": "warn",
-    "sink_failed": "warn",
+    "sink_failed": "warn",  # what older runs call it
+    "tracker_failed": "warn",
     "versions_changed": "info",
 }
 """Events that are worth a line of their own."""

@@ -113,7 +113,7 @@ class GRPOTrainer(Trainer):
             return aim.reports
         place, resume = run_folder(folder, "dreamer", "worldmodel", self)
         self.source.folder = place.path
-        how = {"sample_every": 50, "sinks": trackers, "project": project, "progress": progress}
+        how = {"sample_every": 50, "trackers": trackers, "project": project, "progress": progress}
         learn_there(self, aim, every, place, resume, **how)
         return aim.reports
 

@@ -1,4 +1,4 @@
-"""Failed samples, divergence, broken sinks, secrets, hostile names, leaks."""
+"""Failed samples, divergence, broken trackers, secrets, hostile names, leaks."""
 
 import gc
 import json
@@ -145,7 +145,7 @@ def test_secrets_appear_nowhere(tmp_path, monkeypatch):
 
     trainer = make_trainer()
     trainer.source.show = lambda rows: [{"text": f"my key is {os.environ['JUDGE_API_KEY']}"} for _ in range(len(rows))]
-    run(trainer, 5, folder, sinks=["tensorboard", Broken()], **QUICK | {"curve": True})
+    run(trainer, 5, folder, trackers=["tensorboard", Broken()], **QUICK | {"curve": True})
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert len(files) > 10
     for path in files:
@@ -182,7 +182,7 @@ def test_hostile_metric_names_stay_inside(tmp_path):
 
     trainer = make_trainer()
     trainer.source = Source(trainer.source)
-    run(trainer, 1, make_folder(tmp_path / "run"), sinks=["tensorboard"], **QUICK)
+    run(trainer, 1, make_folder(tmp_path / "run"), trackers=["tensorboard"], **QUICK)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     row = RunFolder.open(tmp_path / "run").metrics()[0]
     assert row["step"] == 1
@@ -191,7 +191,7 @@ def test_hostile_metric_names_stay_inside(tmp_path):
     assert row["nan"] is None
 
 
-def test_a_broken_sink_is_reported_once_and_left_out(tmp_path, whole):
+def test_a_broken_tracker_is_reported_once_and_left_out(tmp_path, whole):
     class Broken:
         calls = 0
 
@@ -214,7 +214,7 @@ def test_a_broken_sink_is_reported_once_and_left_out(tmp_path, whole):
             raise TimeoutError("no answer")
 
     fine = Fine()
-    summary, _ = train(tmp_path / "run", sinks=[Broken(), fine])
+    summary, _ = train(tmp_path / "run", trackers=[Broken(), fine])
     assert Broken.calls == 1
     assert (fine.steps, fine.closed) == (list(range(1, 13)), 1)
     assert summary.exit_code == 0

@@ -169,7 +169,7 @@ class Leaving:
 
 
 class Notes:
-    """A sink that notes what it is shown."""
+    """A tracker that notes what it is shown."""
 
     def __init__(self):
         self.shown = []
@@ -190,7 +190,7 @@ def leaving_run(path, scores=(3.0, 9.0, 1.0), **options):
         return {"score": scores[step // 2 - 1]}
 
     judged = {"evaluate": evaluate, "evaluate_every": 2, "checkpoint_every": 2, "keep_best": 1}
-    usual = QUICK | judged | {"best_by": "eval/score", "sinks": [notes]}
+    usual = QUICK | judged | {"best_by": "eval/score", "trackers": [notes]}
     summary = run(trainer, 6, make_folder(path), **usual | options)
     return summary, trainer, notes, at_step
 

@@ -1,4 +1,4 @@
-"""Mirrors: what they are told, and how a missing one says so."""
+"""Trackers: what they are told, and how a missing one says so."""
 
 import io
 import struct
@@ -10,32 +10,32 @@ import pytest
 from PIL import Image
 
 from grpo.envs.video import write_video
-from grpo.run.trackers import SinkError, make_sink, moving_picture
+from grpo.run.trackers import TrackerError, make_tracker, moving_picture
 from tests.faults.tiny import QUICK, make_folder, make_trainer, run, train
 
 
 def test_tensorboard_files_hold_the_metrics(tmp_path):
     pytest.importorskip("tensorboardX")
-    train(tmp_path / "run", 2, sinks=["tensorboard"])
+    train(tmp_path / "run", 2, trackers=["tensorboard"])
     files = list((tmp_path / "run" / "tensorboard").iterdir())
     assert len(files) == 1
     content = files[0].read_bytes()
     assert b"reward_std" in content and b"clip_ratio/low_mean" in content
-    train(tmp_path / "run", 3, sinks=["tensorboard"])  # goes on
+    train(tmp_path / "run", 3, trackers=["tensorboard"])  # goes on
 
 
 @pytest.mark.parametrize("name, module", [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("trackio", "trackio")])
 def test_a_missing_one_says_how_to_install_it(name, module, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     trainer = make_trainer()
-    with pytest.raises(SinkError, match=rf"pip install 'anygrpo\[{name}\]'"):
-        run(trainer, 1, make_folder(tmp_path / "run"), sinks=[name], **QUICK)
+    with pytest.raises(TrackerError, match=rf"pip install 'anygrpo\[{name}\]'"):
+        run(trainer, 1, make_folder(tmp_path / "run"), trackers=[name], **QUICK)
     assert trainer.steps_done == 0
 
 
 def test_an_unknown_one_is_named(tmp_path):
-    with pytest.raises(SinkError, match="known: tensorboard, wandb, trackio"):
-        make_sink("mlflow", make_folder(tmp_path / "run"))
+    with pytest.raises(TrackerError, match="known: tensorboard, wandb, trackio"):
+        make_tracker("mlflow", make_folder(tmp_path / "run"))
 
 
 def fake(name, calls):
@@ -59,9 +59,9 @@ def test_trackers_get_rows_and_redacted_settings(name, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setitem(sys.modules, name, fake(name, calls))
     folder = make_folder(tmp_path / "run", config={"beta": 0.1, "api_key": "very-secret"})
-    run(make_trainer(), 2, folder, sinks=[name], **QUICK)
+    run(make_trainer(), 2, folder, trackers=[name], **QUICK)
     assert calls[0]["name"].startswith("run")
-    run(make_trainer(), 3, folder, sinks=[name], resume=True, **QUICK)
+    run(make_trainer(), 3, folder, trackers=[name], resume=True, **QUICK)
     started = [call for call in calls if isinstance(call, dict)]
     assert started[0] == started[1]  # found again after a resume
     assert calls[0]["config"] == {"beta": 0.1, "api_key": "[redacted]"}
@@ -79,8 +79,8 @@ def test_a_tracker_that_is_down_at_the_start_is_left_out(tmp_path, monkeypatch):
 
     module.init = init
     monkeypatch.setitem(sys.modules, "trackio", module)
-    summary, _ = train(tmp_path / "run", 2, sinks=["trackio"])
-    assert summary.events == {"sink_failed": 1}
+    summary, _ = train(tmp_path / "run", 2, trackers=["trackio"])
+    assert summary.events == {"tracker_failed": 1}
 
 
 @pytest.mark.slow
@@ -91,8 +91,8 @@ def test_the_real_ones_take_a_run_and_its_resumption(name, tmp_path, monkeypatch
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     for steps in (2, 4):
-        summary, _ = train(tmp_path / "run", steps, sinks=[name])
-        assert "sink_failed" not in summary.events
+        summary, _ = train(tmp_path / "run", steps, trackers=[name])
+        assert "tracker_failed" not in summary.events
 
 
 # --- what there is to look at ---------------------------------------------------------------------------------------
@@ -121,10 +121,10 @@ def summaries(folder):
 
 def test_tensorboard_shows_the_video_as_a_moving_picture(film, tmp_path):
     pytest.importorskip("tensorboardX")
-    sink = make_sink("tensorboard", make_folder(tmp_path / "run"))
-    sink.log(7, {"reward": 1.0})
-    sink.show(7, "video", film)
-    sink.close()
+    tracker = make_tracker("tensorboard", make_folder(tmp_path / "run"))
+    tracker.log(7, {"reward": 1.0})
+    tracker.show(7, "video", film)
+    tracker.close()
     ((step, value),) = [found for found in summaries(tmp_path / "run") if found[1].HasField("image")]
     assert (step, value.tag) == (7, "video")
     picture = Image.open(io.BytesIO(value.image.encoded_image_string))
@@ -161,7 +161,7 @@ def test_trackers_get_the_video_and_the_project(film, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", module)
     trainer = make_trainer()
     trainer.source = Filmed(trainer.source, film)
-    run(trainer, 2, make_folder(tmp_path / "run"), sinks=["wandb"], project="poles", **QUICK)
+    run(trainer, 2, make_folder(tmp_path / "run"), trackers=["wandb"], project="poles", **QUICK)
     assert calls[0]["project"] == "poles"
     assert calls[-2:] == [(2, {"video": ("video", str(film), "mp4")}), "finish"]
 
@@ -172,10 +172,10 @@ def test_the_project_is_asked_for_then_looked_up_then_ours(name, variable, tmp_p
     monkeypatch.setitem(sys.modules, name, fake(name, calls))
     monkeypatch.delenv(variable, raising=False)
     folder = make_folder(tmp_path / "run")
-    make_sink(name, folder)
+    make_tracker(name, folder)
     monkeypatch.setenv(variable, "from the shell")
-    make_sink(name, folder)
-    make_sink(name, folder, "asked for")
+    make_tracker(name, folder)
+    make_tracker(name, folder, "asked for")
     assert [call["project"] for call in calls] == ["grpo", "from the shell", "asked for"]
 
 
@@ -194,8 +194,8 @@ def test_one_that_cannot_show_is_not_asked_and_one_that_fails_is_left_out(film, 
     blind, broken = Blind(), Broken()
     trainer = make_trainer()
     trainer.source = Filmed(trainer.source, film)
-    summary = run(trainer, 2, make_folder(tmp_path / "run"), sinks=[broken, blind], **QUICK)
-    assert (summary.reason, summary.events) == ("done", {"sink_failed": 1})
+    summary = run(trainer, 2, make_folder(tmp_path / "run"), trackers=[broken, blind], **QUICK)
+    assert (summary.reason, summary.events) == ("done", {"tracker_failed": 1})
     assert blind.closed and not broken.closed
 
 
@@ -212,13 +212,13 @@ class Heard:
         pass
 
 
-def test_a_mirror_gets_every_so_many_steps_what_was_evaluated_and_the_last(tmp_path):
+def test_a_tracker_gets_every_so_many_steps_what_was_evaluated_and_the_last(tmp_path):
     heard, folder = Heard(), make_folder(tmp_path / "run")
-    run(make_trainer(), 8, folder, sinks=[heard], log_every=3, **QUICK)
+    run(make_trainer(), 8, folder, trackers=[heard], log_every=3, **QUICK)
     assert heard.steps == [3, 6, 8] and len(folder.metrics()) == 8
     heard = Heard()
     judged = {"evaluate": lambda step: {"score": 1.0}, "evaluate_every": 4}
-    run(make_trainer(), 6, make_folder(tmp_path / "judged"), sinks=[heard], log_every=3, **QUICK, **judged)
+    run(make_trainer(), 6, make_folder(tmp_path / "judged"), trackers=[heard], log_every=3, **QUICK, **judged)
     assert heard.steps == [3, 4, 6]
 
 
@@ -226,3 +226,10 @@ def test_without_checkpoints_in_between_the_last_is_saved(tmp_path):
     folder = make_folder(tmp_path / "run")
     summary = run(make_trainer(), 6, folder, **QUICK | {"checkpoint_every": None, "keep_last": None})
     assert summary.checkpoint.name == "step-00000006" and len(list(folder.checkpoints.glob("step-*"))) == 1
+
+
+def test_the_older_word_is_still_taken(tmp_path):
+    heard = Heard()
+    with pytest.warns(DeprecationWarning, match="trackers"):
+        run(make_trainer(), 2, make_folder(tmp_path / "run"), sinks=[heard], **QUICK)
+    assert heard.steps == [1, 2]
