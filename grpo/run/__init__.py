@@ -7,6 +7,7 @@ redaction   secrets are taken out before anything is written or sent
 lock        one process a folder
 seeding     (seed, step, stream) → every global generator
 checkpoint  atomic, hashed, newest valid one found again
+saving      … written while training goes on, at most one at a time
 signals     Ctrl-C and SIGTERM as a request to stop between steps
 budget      how many samples may fail
 memory      how much of it the process holds

@@ -106,13 +106,13 @@ def run(
         asked = closing.enter_context(StopSignals())
         while session.reason is None and trainer.steps_done < steps and asked.reason is None:
             report = session.step()
-            session.settle(wait=False)
+            session.saving.settle(wait=False)
             due = evaluate_every is not None and report.step % evaluate_every == 0
             row = session.record(report, evaluate if due else None)
             shown.step(row, session.seconds)
             if sample_every is not None and report.step % sample_every == 0:
                 session.sample(report, sample_groups)
-            session.judge(report)
+            session.count_failures(report)
             if stop is not None and stop(report):
                 session.end("stopped")
             judged = due and keep_best and best_by.removeprefix("-").startswith("eval/")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,20 +18,14 @@ from grpo.run.files import Row
 from grpo.run.films import Films
 from grpo.run.folder import RunFolder, versions
 from grpo.run.memory import memory
+from grpo.run.saving import MAX_UNSAVED, Saving
 from grpo.run.timing import time_split
 from grpo.run.trackers import Trackers
 from grpo.seeding import seed_all
 from grpo.trainer import Diverged, GRPOTrainer, StepReport
 
-MAX_UNSAVED = 3
-"""Checkpoints in a row that may fail before the run stops."""
-
 EXIT_CODES = {"done": 0, "stopped": 0, signals.PREEMPTED: 75, signals.INTERRUPTED: 130}
 """By reason; anything else is 1."""
-
-
-class _CutShort(BaseException):
-    """Ends a save that nobody waits for any more."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +73,8 @@ class Stopwatch:
 class Session:
     """One process's part of a run, from its beginning or a checkpoint to its end.
 
-    A checkpoint's arrays are copied between steps; its files are written by a thread while training goes on, at most
-    one at a time. Whatever reads checkpoints settles that first, and so does leaving. The last one, and those after one
-    that failed, are written before training goes on.
+    A checkpoint's arrays are copied between steps; its files are written while training goes on (`Saving`). Whatever
+    reads checkpoints settles that first, and so does leaving.
     """
 
     def __init__(
@@ -98,11 +89,12 @@ class Session:
         log_every: int = 1,
     ) -> None:
         self.trainer, self.folder, self.at, self.log_every = trainer, folder, at, log_every
-        self.keep_last, self.keep_best, self.best_by = keep_last, keep_best, best_by
+        self.keep_best, self.best_by = keep_best, best_by
         self.budget = FailureBudget(failure_budget)
         self.watch = Stopwatch()
         """Handed to the trainer as `phase`."""
-        self.reason: str | None = None
+        self.saving = Saving(folder, keep_last, keep_best, at)
+        self._reason: str | None = None
         self.seconds = 0.0
         self.trackers = Trackers(folder)
         self.films = Films(folder)
@@ -110,11 +102,6 @@ class Session:
         self._latest: Row = {}
         self._row: Row = {}
         self._untracked = False
-        self._saved: int | None = None
-        self._saving: tuple[int, futures.Future[None], threading.Thread] | None = None
-        """The step whose checkpoint is being written."""
-        self._cut = False
-        self._unsaved = 0
         self._samples_off = self._samples_failed = False
         self._unrecorded = 0
         self._first = 0
@@ -132,7 +119,7 @@ class Session:
                 defaults = type(trainer.config).model_construct().model_dump(mode="json")
                 checkpoint.expect_same_settings(found.manifest, self.settings, harmless, defaults)
                 trainer.load_state(found.state)
-                self._saved = found.step
+                self.saving.step = found.step
                 if found.manifest["versions"] != versions():
                     folder.event(
                         found.step, "versions_changed", "bit-exact resume is promised on the same versions only"
@@ -241,7 +228,7 @@ class Session:
                 what = f"the groups of step {report.step} were not kept: {type(error).__name__}: {error}"
                 self.folder.event(report.step, "samples_not_kept", f"{what}; others that fail are not told")
 
-    def judge(self, report: StepReport) -> None:
+    def count_failures(self, report: StepReport) -> None:
         """Failed samples: an error on the first step, then counted against the budget."""
         failed, samples = report.metrics.get("failed") or 0.0, float(len(report.experience))
         self.budget.add(failed, report.metrics.get("samples") or samples)
@@ -256,65 +243,35 @@ class Session:
             verdict = f"{self.budget.failed:.0f} samples failed in {WINDOW} steps, {self.budget.allowed:.0f} may"
             self.folder.event(report.step, "failure_budget_spent", verdict)
 
+    @property
+    def reason(self) -> str | None:
+        """Why the loop ends; None: it goes on."""
+        return "unsaved" if self.saving.given_up else self._reason
+
     def end(self, reason: str) -> None:
-        """Why the loop ends; the first reason stands."""
-        self.reason = self.reason or reason
+        """Why the loop ends; the first reason stands, unless nothing could be saved."""
+        self._reason = self._reason or reason
 
     def save(self, last: bool = False) -> None:
         """A checkpoint of the step just done, published while training goes on; the last one before this returns."""
         with self.watch("checkpoint"):
-            self.settle()
+            self.saving.settle()
             step = self.trainer.steps_done
-            if self._saved == step or step == 0 or (self.reason is not None and not last):
+            if self.saving.step == step or step == 0 or (self.reason is not None and not last):
                 return
-            taken = checkpoint.snapshot(self.trainer.state(), step, settings=self.settings, score=self._score(step))
-            if last or self._unsaved:  # nothing goes on; or what is done meanwhile may be lost
-                self._heard(step, lambda: self._publish(taken), last)
-            else:
-                self._saving = step, *_begun(lambda: self._publish(taken))
-
-    def settle(self, wait: bool = True) -> None:
-        """Hear how the save that is under way has ended; without `wait`, if it has."""
-        if self._saving is None or not (wait or self._saving[1].done()):
-            return
-        step, saving, thread = self._saving
-        thread.join()
-        self._saving = None
-        self._heard(step, saving.result)
+            state, score = self.trainer.state(), self._score(step)
+            self.saving.save(checkpoint.snapshot(state, step, settings=self.settings, score=score), last)
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """No save outlives the run; a second Ctrl-C does not wait for more of it than the file it is at."""
-        self._cut = kind is not None and issubclass(kind, KeyboardInterrupt)
         try:
-            with suppress(_CutShort):
-                self.settle()
+            self.saving.finish(cut=kind is not None and issubclass(kind, KeyboardInterrupt))
         finally:
             if self._status:
                 self.folder.write_status(self._status | {"reason": _ending(kind) or self.reason})
-
-    def _publish(self, taken: checkpoint.Snapshot) -> None:
-        self.folder.sync()
-        checkpoint.publish(self.folder, taken, keep_last=self.keep_last, keep_best=self.keep_best, at=self._reached)
-
-    def _reached(self, point: str) -> None:
-        self.at(point)
-        if self._cut:
-            raise _CutShort
-
-    def _heard(self, step: int, outcome: Callable[[], None], last: bool = False) -> None:
-        """A full disk is survived a few times."""
-        try:
-            outcome()
-        except OSError as error:
-            self._unsaved += 1
-            self.folder.event(step, "checkpoint_failed", f"step {step} was not saved, the older ones are kept: {error}")
-            if last or self._unsaved >= MAX_UNSAVED:
-                self.reason = "unsaved"
-            return
-        self._saved, self._unsaved = step, 0
 
     def draw(self) -> None:
         """curve.png, if it can be drawn."""
@@ -328,7 +285,7 @@ class Session:
     def leave(self) -> None:
         """What the source makes of the best policy (a video, say), for the folder and the trackers."""
         make: Callable[[Path], Mapping[str, Path]] | None = getattr(self.trainer.source, "leave", None)
-        if make is None or self._saved is None:
+        if make is None or self.saving.step is None:
             return
         last, step = self.trainer.state(), self.trainer.steps_done
         try:
@@ -344,7 +301,8 @@ class Session:
 
     def summary(self) -> Summary:
         """How it ended."""
-        path = None if self._saved is None else self.folder.checkpoints / f"step-{self._saved:08d}"
+        saved = self.saving.step
+        path = None if saved is None else self.folder.checkpoints / f"step-{saved:08d}"
         rows = self.folder.metrics()
         return Summary(
             self.reason or "done",
@@ -396,20 +354,3 @@ def _ending(kind: type[BaseException] | None) -> str | None:
     if issubclass(kind, KeyboardInterrupt):
         return signals.INTERRUPTED
     return "diverged" if issubclass(kind, Diverged) else kind.__name__
-
-
-def _begun(work: Callable[[], None]) -> tuple[futures.Future[None], threading.Thread]:
-    """The work in a thread of its own, which the interpreter does not exit without."""
-    outcome: futures.Future[None] = futures.Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # whoever waits for it gets it
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
-
-    thread = threading.Thread(target=run, name="checkpoint")
-    thread.start()
-    return outcome, thread
