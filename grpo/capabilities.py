@@ -1,7 +1,7 @@
 """What a source, a trainer or a model may do besides what it must: one idea, one method or attribute each.
 
-Nobody inherits from these. A class that has the method has the capability, `isinstance` asks for it, and
-`grpo.check` finds names that are nearly one of them, and signatures that are not.
+Nobody inherits from these. A class that has the method has the capability, and `isinstance` asks for it; a wrapper
+that forwards by `__getattr__` alone has none (Python 3.12 looks without it).
 """
 
 from __future__ import annotations
@@ -353,7 +353,21 @@ class Replies(Protocol):
     def reply(self, messages: Sequence[Any], **sampling: Any) -> str: ...
 
 
-# --- of a user's policy model, and of the parts of a room -------------------------------------------------------------
+# --- of a policy, of a user's policy model, and of the parts of a room ------------------------------------------------
+
+
+@runtime_checkable
+class ScoresRows(Protocol):
+    """A SequencePolicy or a Reference, and not a user's PolicyModel: it scores recorded decisions itself.
+
+    >>> class Coin:
+    ...     def score(self, rows, entropy=False):
+    ...         ...
+    >>> isinstance(Coin(), ScoresRows)
+    True
+    """
+
+    def score(self, rows: Rollouts) -> Any: ...
 
 
 @runtime_checkable

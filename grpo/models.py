@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.capabilities import GivesEntropy, GivesMask
 from grpo.protocols import (
     POLICY_METHODS,
     REWARD_METHODS,
@@ -67,21 +68,19 @@ class ModelPolicy:
             )
         if logp.ndim == 1:
             return logp[:, None], torch.ones(len(states), 1, dtype=torch.bool, device=logp.device)
-        get_mask = getattr(self.model, "get_mask", None)
-        if get_mask is None:
+        if not isinstance(self.model, GivesMask):
             raise TypeError(
                 "two-dimensional log-probs need policy.get_mask(states, actions) -> (N, T): which decisions were made"
             )
-        return logp, torch.as_tensor(get_mask(states, actions), device=logp.device)
+        return logp, torch.as_tensor(self.model.get_mask(states, actions), device=logp.device)
 
     def score(self, rows: Rollouts, entropy: bool = False) -> Scores:
         """Log-probs now, and entropies where the model gives them and they are asked for."""
         states, actions = rows.inputs["states"], rows.inputs["actions"]
         logp_NT, _ = self.log_probs(states, actions)
-        get_entropy = getattr(self.model, "get_entropy", None)
-        if not entropy or get_entropy is None:
+        if not entropy or not isinstance(self.model, GivesEntropy):
             return Scores(logp_NT)
-        entropy_NT = get_entropy(states, actions)
+        entropy_NT = self.model.get_entropy(states, actions)
         if tuple(entropy_NT.shape) not in (tuple(logp_NT.shape), (len(states),)):
             shapes = f"{tuple(entropy_NT.shape)}, expected {tuple(logp_NT.shape)}"
             raise ValueError(f"policy.get_entropy returned shape {shapes}")

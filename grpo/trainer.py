@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.capabilities import MakesRoom, ScoresRows
 from grpo.config import GRPOConfig
 from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
@@ -224,7 +225,7 @@ class GRPOTrainer:
                 values, logp_NT = self._accumulated(batch, parts)
                 return values | ({"microbatch_halvings": float(self._halvings)} if self._halvings else {}), logp_NT
             except torch.OutOfMemoryError:
-                made_room = getattr(self.source, "make_room", bool)()
+                made_room = isinstance(self.source, MakesRoom) and self.source.make_room()
                 if not made_room and all(len(rows) == 1 for rows in parts):
                     raise
             # From here on outside of `except`, which keeps the tensors of the pass that failed.
@@ -278,7 +279,8 @@ class GRPOTrainer:
     ) -> tuple[SequencePolicy, RolloutSource]:
         if policy is None:
             raise TypeError("GRPOTrainer needs a policy: any object with the methods of grpo.protocols.PolicyModel")
-        seat: SequencePolicy = policy if hasattr(policy, "score") else ModelPolicy(policy, self.config.device)
+        scores_rows = isinstance(policy, ScoresRows)
+        seat: SequencePolicy = policy if scores_rows else ModelPolicy(policy, self.config.device)
         if source is not None:
             return seat, source
         if not isinstance(seat, ModelPolicy):
@@ -295,15 +297,12 @@ class GRPOTrainer:
             return None
         if reference_policy is policy:
             raise ValueError("reference_policy is the policy itself; pass copy.deepcopy(policy), or leave it out")
-        if reference_policy is None and hasattr(policy, "score"):
+        if reference_policy is None and isinstance(policy, ScoresRows):
             raise TypeError("beta > 0 needs reference_policy=, a grpo.protocols.Reference, beside a SequencePolicy")
         if reference_policy is None:
             return ModelReference.snapshot(policy)
-        return (
-            reference_policy
-            if hasattr(reference_policy, "score")
-            else ModelReference(moved(reference_policy, self.config.device))
-        )
+        scores_rows = isinstance(reference_policy, ScoresRows)
+        return reference_policy if scores_rows else ModelReference(moved(reference_policy, self.config.device))
 
     def _sync_reference(self) -> None:
         every = self.config.ref_sync_steps

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grpo import __version__
 
@@ -114,11 +114,12 @@ def report(found: list[Finding]) -> str:
 def preflight(resolved: Resolved) -> tuple[bool, str]:
     """Whether a planned run looks sound to its room, and what was found; its trainer is built for it."""
     from grpo.app.builders import TASKS, shown  # here: the rest must work, and say so, where torch is missing
+    from grpo.capabilities import Preflights
     from grpo.config import ConfigError
 
-    trainer: Any = TASKS[resolved.task].trainer(resolved.config)
+    trainer = TASKS[resolved.task].trainer(resolved.config)
     try:
-        if not hasattr(trainer, "preflight"):
+        if not isinstance(trainer, Preflights):
             raise ConfigError(f"the task {resolved.task} has no pre-flight; `grpo config` shows its settings")
         found = trainer.preflight()
     finally:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from grpo.app.builders import TASKS, saved_settings
+from grpo.capabilities import ChecksData, EvaluatesEpisodes, EvaluatesPrompts, Exports, SavesModel, Watches
 from grpo.config import ConfigError
 from grpo.run import checkpoint
 from grpo.run.files import FolderError
@@ -31,8 +33,8 @@ def trained(path: Path, which: str = "best") -> tuple[GRPOTrainer, checkpoint.Ch
         raise ConfigError(str(error)) from None
     if found is None:
         raise ConfigError(f"{path} has no checkpoint yet; train longer, or lower run.checkpoint_every")
-    trainer: Any = TASKS[resolved.task].trainer(resolved.config)
-    if hasattr(trainer.source, "same_data"):
+    trainer = TASKS[resolved.task].trainer(resolved.config)
+    if isinstance(trainer.source, ChecksData):
         trainer.source.same_data = False  # looking is not going on
     try:
         trainer.load_state(found.state)
@@ -56,11 +58,10 @@ def evaluate_prompts(
 ) -> str:
     """A trained model's answers to held-out prompts: accuracy, pass@k and rewards with 95 % intervals, or JSON."""
     trainer, saved = trained(path, which)
-    judge: Any = trainer
-    try:
-        found = judge.evaluate(dataset, samples, limit)
-    finally:
-        trainer.source.close()
+    with closing(trainer.source):
+        if not isinstance(trainer, EvaluatesPrompts):
+            raise ConfigError(f"{path}: this task has no prompts to answer")
+        found = trainer.evaluate(dataset, samples, limit)
     rows, (prompts, each) = found.table(), found.length_PS.shape
     if as_json:
         about = {"run": str(path), "checkpoint": saved.step, "dataset": dataset, "prompts": prompts, "samples": each}
@@ -85,23 +86,19 @@ def evaluate(
 ) -> str:
     """Fresh episodes of a trained policy: a table with 95 % intervals, or JSON."""
     trainer, saved = trained(path, which)
-    judge: Any = getattr(trainer, "evaluate", None)
-    if judge is None:
-        raise ConfigError(f"{path}: this task has nothing to evaluate")
-    try:
-        found = judge(episodes, greedy, trainer.config.seed + FRESH if seed is None else seed)
+    with closing(trainer.source):
+        if not isinstance(trainer, EvaluatesEpisodes):
+            raise ConfigError(f"{path}: this task has nothing to evaluate")
+        found = trainer.evaluate(episodes, greedy, trainer.config.seed + FRESH if seed is None else seed)
         rows = found.table()
         lines = [_table(rows)]
         if found.failed:
             lines.append(f"{found.failed} of {episodes} episodes failed and are not counted: {found.why}")
-        if render or video:
+        if (render or video) and isinstance(trainer, Watches):
             place = Path(video or path / "eval.mp4")
-            shown: Any = trainer
-            shown.watch(min(episodes, 3), render, place)
+            trainer.watch(min(episodes, 3), render, place)
             if place.exists():
                 lines.append(f"video: {place}")
-    finally:
-        trainer.source.close()
     if as_json:
         about = {"run": str(path), "checkpoint": saved.step, "episodes": episodes, "greedy": greedy}
         failures = {"failed": found.failed} | ({"why": found.why} if found.failed else {})
@@ -125,26 +122,23 @@ def _table(rows: list[dict[str, Any]]) -> str:
 def export(path: Path, which: str, target: Path) -> str:
     """The policy as an ONNX file, checked against the original."""
     trainer, found = trained(path, which)
-    make: Any = getattr(trainer, "export", None)
-    if make is None:
-        raise ConfigError(f"{path}: this task has no policy that can be exported")
-    try:
-        made = make(target)
-    except ImportError as error:
-        raise ConfigError(str(error)) from None
-    finally:
-        trainer.source.close()
+    with closing(trainer.source):
+        if not isinstance(trainer, Exports):
+            raise ConfigError(f"{path}: this task has no policy that can be exported")
+        try:
+            made = trainer.export(target)
+        except ImportError as error:
+            raise ConfigError(str(error)) from None
     return f"{made}: the policy of step {found.step}, checked with onnxruntime"
 
 
 def save_model(path: Path, which: str, target: Path, merge: bool) -> str:
     """The model as a folder that transformers (or PEFT) loads."""
     trainer, found = trained(path, which)
-    writes: Any = trainer
-    try:
-        made = writes.save_model(target, merge=merge)
-    finally:
-        trainer.source.close()
+    with closing(trainer.source):
+        if not isinstance(trainer, SavesModel):
+            raise ConfigError(f"{path}: this task has no model that can be saved")
+        made = trainer.save_model(target, merge=merge)
     return f"{made}: the model of step {found.step}"
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo.core.arrays import Array
+from grpo.capabilities import TellsEntropy
+from grpo.core.arrays import Array, is_torch
 from grpo.experience import trajectory_reward
 from grpo.objective import per_decision
 from grpo.protocols import RolloutSource
@@ -25,7 +26,7 @@ def exhibit(
     """Rows and per-decision arrays of the first `groups` groups (None: all) of a step.
 
     `logp` is of the last pass: in the first one every ratio is 1 and nothing is clipped. With the recipe, also what
-    the objective made of each decision, and its entropy where the source can tell it (`entropies`).
+    the objective made of each decision, and its entropy where the source can tell it.
     """
     experience = report.experience
     names = host(experience.rollouts.group_N).tolist()
@@ -50,7 +51,7 @@ def exhibit(
         # float16 has few digits near 1, and fewer for the difference of two of its numbers.
         with_objective["log_ratio"] = np.log(np.maximum(host(with_objective.pop("ratio")), _SMALLEST))
         arrays |= with_objective
-        arrays["entropy"] = getattr(source, "entropies", lambda rows: None)(rollouts)
+        arrays["entropy"] = source.entropies(rollouts) if isinstance(source, TellsEntropy) else None
         if rollouts.reward_parts_NK is not None:
             reward_N = host(trajectory_reward(rollouts, recipe)[0])
     kept = {name: _compact(array) for name, array in arrays.items() if array is not None}
@@ -75,7 +76,7 @@ def exhibit(
 
 def host(array: Array) -> np.ndarray:
     """Any array as a NumPy one; bfloat16, which NumPy lacks, as float32."""
-    if hasattr(array, "detach"):
+    if is_torch(array):
         array = array.detach().cpu()
         array = array.float() if array.is_floating_point() else array
         return np.asarray(array.numpy())

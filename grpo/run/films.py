@@ -1,13 +1,14 @@
-"""Films beside a step's samples: made by the source, ever more seldom, and never at the cost of the run.
+"""Films beside a step's samples: made by a source that `Films`, ever more seldom, and never at the cost of the run.
 
-A source that can show its tries in motion has `film(rows, stem)`: it writes files whose names begin with the stem and
-returns, for each row, what to look at: [{"kind": "video" | "strip" | "image", "name": …, "file": …}].
+What it returns for each row is what to look at: [{"kind": "video" | "strip" | "image", "name": …, "file": …}].
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from grpo.capabilities import Films
+from grpo.protocols import RolloutSource
 from grpo.run.folder import RunFolder
 from grpo.trainer import StepReport
 
@@ -15,7 +16,7 @@ SELDOM = 4
 """A step is filmed once so many times as many are done as when the last one was: a few films in a long run."""
 
 
-class Films:
+class StepFilms:
     """Of the first kept group of some kept steps, the first one among them."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -23,17 +24,16 @@ class Films:
         self._last: int | None = None
         """The step that was filmed last; read from the folder, so that a resumed run films the steps it would have."""
 
-    def add(self, report: StepReport, source: Any, rows: list[dict[str, Any]]) -> None:
+    def add(self, report: StepReport, source: RolloutSource, rows: list[dict[str, Any]]) -> None:
         """Have the group's rows name their films. Whatever goes wrong is told once, and then there are none."""
-        make = getattr(source, "film", None)
         if self._last is None:
             self._last = max(self._folder.film_steps(), default=0)
-        if make is None or self._off or not rows or report.step < SELDOM * self._last:
+        if not isinstance(source, Films) or self._off or not rows or report.step < SELDOM * self._last:
             return
         group = [row for row in rows if row["group"] == rows[0]["group"]]
         stem = self._folder.path / "samples" / f"step-{report.step:08d}"
         try:
-            found = make(report.experience.rollouts.select([row["row"] for row in group]), stem)
+            found = source.film(report.experience.rollouts.select([row["row"] for row in group]), stem)
         except Exception as error:  # whatever drawing and encoding may raise: nothing of the run depends on it
             self._off = True
             for left in stem.parent.glob(f"{stem.name}-*"):

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from grpo.capabilities import Leaves, Measures, Plots
 from grpo.errors import SamplesFailed
 from grpo.run import checkpoint, signals
 from grpo.run.budget import WINDOW, FailureBudget
 from grpo.run.exhibits import exhibit
 from grpo.run.files import Row
-from grpo.run.films import Films
+from grpo.run.films import StepFilms
 from grpo.run.folder import RunFolder, versions
 from grpo.run.memory import memory
 from grpo.run.saving import MAX_UNSAVED, Saving
@@ -97,7 +98,7 @@ class Session:
         self._reason: str | None = None
         self.seconds = 0.0
         self.trackers = Trackers(folder)
-        self.films = Films(folder)
+        self.films = StepFilms(folder)
         self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
         self._latest: Row = {}
         self._row: Row = {}
@@ -177,7 +178,8 @@ class Session:
             metrics |= named
         try:
             row = self.folder.append_metrics(report.step, metrics)
-            measures: Mapping[str, float] = getattr(self.trainer.source, "measures", dict)()
+            source = self.trainer.source
+            measures = source.measures() if isinstance(source, Measures) else {}
             self.folder.append_timing(report.step, {**seconds, **measures, **memory()}, self.seconds)
             self._unrecorded = 0
         except OSError as error:
@@ -278,21 +280,22 @@ class Session:
         try:
             from grpo.run.plot import draw  # here: it loads matplotlib
 
-            draw(self.folder, getattr(self.trainer.source, "panels", ()))
+            source = self.trainer.source
+            draw(self.folder, source.panels if isinstance(source, Plots) else ())
         except (ImportError, OSError, ValueError) as error:
             self.folder.event(self.trainer.steps_done, "no_curve", f"curve.png was not drawn: {error}")
 
     def leave(self) -> None:
         """What the source makes of the best policy (a video, say), for the folder and the trackers."""
-        make: Callable[[Path], Mapping[str, Path]] | None = getattr(self.trainer.source, "leave", None)
-        if make is None or self.saving.step is None:
+        source = self.trainer.source
+        if not isinstance(source, Leaves) or self.saving.step is None:
             return
         last, step = self.trainer.state(), self.trainer.steps_done
         try:
             best = checkpoint.best(self.folder) if self.keep_best else None
             if best is not None:
                 self.trainer.load_state(best.state)
-            for kind, path in make(self.folder.path).items():
+            for kind, path in source.leave(self.folder.path).items():
                 self.trackers.show(step, kind, path)
         except Exception as error:  # whatever drawing and encoding may raise: the run itself is done
             self.folder.event(step, "nothing_to_show", str(error))

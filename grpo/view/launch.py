@@ -10,8 +10,9 @@ import webbrowser
 from contextlib import suppress
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+from grpo.run.folder import RunFolder
 from grpo.view.library import Library
 
 PORT = 6076
@@ -139,6 +140,20 @@ class Shown:
         return f"the viewer's page, {len(self.html) / 2**20:.1f} MiB; in a notebook it shows itself"
 
 
+@runtime_checkable
+class HasFolder(Protocol):
+    """The summary of a run, say."""
+
+    folder: Any
+
+
+@runtime_checkable
+class HasRunFolder(Protocol):
+    """A trainer that has trained into a folder."""
+
+    run_folder: Any
+
+
 def show(what: Any, groups: int = 12, height: int = 720) -> Shown:
     """A run in a notebook: `what` is a run folder, a folder of runs, or a trainer or summary that has one."""
     from grpo.view.export import export_html
@@ -151,9 +166,9 @@ def folder_of(what: Any) -> Path:
     """Where the run of this object is."""
     if isinstance(what, str | os.PathLike):
         return Path(what)
-    for name in ("folder", "run_folder", "output_dir", "path"):
-        found = getattr(what, name, None)
-        found = getattr(found, "path", found)
-        if isinstance(found, str | os.PathLike) and Path(found).is_dir():
-            return Path(found)
+    found = what.folder if isinstance(what, HasFolder) else what
+    found = found.run_folder if isinstance(found, HasRunFolder) else found
+    found = found.path if isinstance(found, RunFolder) else found
+    if isinstance(found, str | os.PathLike) and Path(found).is_dir():
+        return Path(found)
     raise Bad(f"show() takes a run folder, or a trainer that has trained into one, not {type(what).__name__}")
