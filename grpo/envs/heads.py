@@ -115,10 +115,11 @@ class Head(nn.Module):
         return action.to(getattr(torch, kind.name)) if is_torch(action) else action.astype(kind, copy=False)
 
 
-class _Choices(Head):
-    """Independent choices, counted from 0. `_logits` gives (…, K) for one, (…, A, K) for several; −inf: no such."""
+class Choices(Head):
+    """Independent choices, counted from 0."""
 
-    def _logits(self, out: Array) -> Array:
+    def logits(self, out: Array) -> Array:
+        """(…, K) for one choice, (…, A, K) for several; −inf: no such. NumPy or torch."""
         raise NotImplementedError
 
     def _total(self, x: Array) -> Array:
@@ -129,7 +130,7 @@ class _Choices(Head):
 
     def sample(self, out_MF: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """By inverting the distribution function, with one uniform number a choice."""
-        logits = self._logits(out_MF)
+        logits = self.logits(out_MF)
         flat = logits.reshape(-1, logits.shape[-1])
         flat = flat - flat.max(axis=1, keepdims=True)
         cumulative = np.exp(flat).cumsum(axis=1)
@@ -141,7 +142,7 @@ class _Choices(Head):
 
     def mode(self, out: Array) -> Array:
         """The likeliest, the first of equals."""
-        return self._logits(out).argmax(-1)
+        return self.logits(out).argmax(-1)
 
     def logp(self, out: Tensor, recorded: Tensor) -> Tensor:
         """Of the choices made."""
@@ -149,7 +150,7 @@ class _Choices(Head):
 
     def entropy(self, out: Tensor) -> Tensor:
         """Over all choices."""
-        return self._total(exact_entropy(self._logits(out).log_softmax(-1)))
+        return self._total(exact_entropy(self.logits(out).log_softmax(-1)))
 
     def token_logp(self, out: Tensor, recorded: Tensor) -> Tensor:
         """Of each choice."""
@@ -157,24 +158,25 @@ class _Choices(Head):
 
     def token_entropy(self, out: Tensor) -> Tensor:
         """Of each choice."""
-        return self._apart(exact_entropy(self._logits(out).log_softmax(-1)))
+        return self._apart(exact_entropy(self.logits(out).log_softmax(-1)))
 
     def _chosen(self, out: Tensor, recorded: Tensor) -> Tensor:
-        return self._logits(out).log_softmax(-1).gather(-1, recorded.long()[..., None])[..., 0]
+        return self.logits(out).log_softmax(-1).gather(-1, recorded.long()[..., None])[..., 0]
 
     def kl(self, old: Tensor, out: Tensor) -> Tensor:
         """Over all choices."""
-        return self._total(exact(self._logits(old).log_softmax(-1), self._logits(out).log_softmax(-1)))
+        return self._total(exact(self.logits(old).log_softmax(-1), self.logits(out).log_softmax(-1)))
 
 
-class Categorical(_Choices):
+class Categorical(Choices):
     """One of n: a Discrete space."""
 
     def __init__(self, space: spaces.Discrete) -> None:
         super().__init__(space, int(space.n), (), np.int64)
         self._start = int(space.start)
 
-    def _logits(self, out: Array) -> Array:
+    def logits(self, out: Array) -> Array:
+        """The numbers themselves."""
         return out
 
     def to_env(self, recorded: Array) -> Array:
@@ -186,7 +188,7 @@ class Categorical(_Choices):
         return np.asarray(actions, self.dtype).reshape(-1) - self._start
 
 
-class MultiCategorical(_Choices):
+class MultiCategorical(Choices):
     """Several choices at once: a MultiDiscrete space, the logits of one choice after those of the other."""
 
     def __init__(self, space: spaces.MultiDiscrete) -> None:
@@ -197,7 +199,8 @@ class MultiCategorical(_Choices):
         kept = {"start_A": start_A, "absent_AK": absent_AK, "index_AK": index_AK}
         super().__init__(space, int(n_A.sum()), n_A.shape, np.int64, **kept)
 
-    def _logits(self, out: Array) -> Array:
+    def logits(self, out: Array) -> Array:
+        """(…, A, K), K the most options that a choice has."""
         return namespace(out).where(self._get("absent_AK", out), -math.inf, out[..., self._get("index_AK", out)])
 
     def to_env(self, recorded: Array) -> Array:
@@ -209,14 +212,15 @@ class MultiCategorical(_Choices):
         return np.asarray(actions, self.dtype).reshape(-1, *self.shape) - self._kept["start_A"]
 
 
-class Bernoulli(_Choices):
+class Bernoulli(Choices):
     """Several switches: a MultiBinary space. Each number is the logit of on."""
 
     def __init__(self, space: spaces.MultiBinary) -> None:
         count = math.prod(space.shape)
         super().__init__(space, count, (count,), np.int8)
 
-    def _logits(self, out: Array) -> Array:
+    def logits(self, out: Array) -> Array:
+        """(…, A, 2): of off and on."""
         xp = namespace(out)
         return xp.stack([xp.zeros_like(out), out], -1)
 
@@ -229,8 +233,8 @@ class Bernoulli(_Choices):
         return np.asarray(actions, self.dtype).reshape(-1, *self.shape)
 
 
-class _Real(Head):
-    """A numbers: a Box. `_unit` takes a record to units of the bounds."""
+class Real(Head):
+    """A numbers: a Box."""
 
     def __init__(self, space: spaces.Box, numbers: int) -> None:
         low_A, high_A = np.ravel(space.low).astype(float), np.ravel(space.high).astype(float)
@@ -244,7 +248,8 @@ class _Real(Head):
         self.bounded = bool(bounded_A.all())
         self._whole = np.issubdtype(space.dtype, np.integer)
 
-    def _unit(self, recorded: Array) -> Array:
+    def unit(self, recorded: Array) -> Array:
+        """Records in units of the bounds. NumPy or torch."""
         raise NotImplementedError
 
     def _record(self, unit_MA: np.ndarray) -> np.ndarray:
@@ -267,11 +272,11 @@ class _Real(Head):
     def to_env(self, recorded: Array) -> Array:
         """Inside the bounds; rounded where the space counts."""
         xp, (low_A, high_A, middle_A, half_A) = namespace(recorded), (self._get(n, recorded) for n in self._kept)
-        action = xp.clip(middle_A + half_A * self._unit(recorded), low_A, high_A)
+        action = xp.clip(middle_A + half_A * self.unit(recorded), low_A, high_A)
         return self._shaped(xp.round(action) if self._whole else action)
 
 
-class Gaussian(_Real):
+class Gaussian(Real):
     """A normal distribution a number, clipped to the bounds. `state_std`: the network gives the log std as well."""
 
     def __init__(self, space: spaces.Box, log_std: float = -0.5, state_std: bool = False) -> None:
@@ -287,7 +292,8 @@ class Gaussian(_Real):
             log_std = self.log_std_A if is_torch(out) else self.log_std_A.detach().cpu().numpy()
         return self.mode(out), clip(log_std, *LOG_STD)
 
-    def _unit(self, recorded: Array) -> Array:
+    def unit(self, recorded: Array) -> Array:
+        """As they are; beyond the bounds where they are to be clipped."""
         return recorded
 
     def _record(self, unit_MA: np.ndarray) -> np.ndarray:
@@ -337,7 +343,8 @@ _RATE_K = (1.365340806, 1.059523971, 0.830791314, 0.650732167, 0.508135425, 0.39
 class SquashedGaussian(Gaussian):
     """A normal distribution taken to the bounds by tanh, so that nothing is clipped."""
 
-    def _unit(self, recorded: Array) -> Array:
+    def unit(self, recorded: Array) -> Array:
+        """After tanh."""
         return namespace(recorded).tanh(recorded)
 
     def _record(self, unit_MA: np.ndarray) -> np.ndarray:
@@ -362,7 +369,7 @@ class SquashedGaussian(Gaussian):
         return super().token_entropy(out) + 2 * (math.log(2) - log_2cosh)
 
 
-class Beta(_Real):
+class Beta(Real):
     """A Beta distribution on the bounds, with one peak: α, β = 1 + softplus of the network's numbers."""
 
     def __init__(self, space: spaces.Box) -> None:
@@ -372,7 +379,8 @@ class Beta(_Real):
         count, positive = self.shape[0], 1 + _softplus(out)
         return positive[..., :count], positive[..., count:]
 
-    def _unit(self, recorded: Array) -> Array:
+    def unit(self, recorded: Array) -> Array:
+        """(0, 1) stretched to (−1, 1)."""
         return 2 * recorded - 1
 
     def _record(self, unit_MA: np.ndarray) -> np.ndarray:
