@@ -187,7 +187,7 @@ def keep_forecast(trainer: Any, path: Path) -> None:
     from grpo.worldmodel.show import MOST_SIDE_BY_SIDE, forecasts
 
     source = trainer.source
-    found = forecasts(source.study, source.replay.peek(16, 0), torch.Generator().manual_seed(0))
+    found = forecasts(source.learner, source.replay.peek(16, 0), torch.Generator().manual_seed(0))
     film = next((f for f in found.values() if f.truth.ndim == 5), None)
     if film is not None:
         parts = {name: getattr(film, name)[:MOST_SIDE_BY_SIDE] for name in ("truth", "prediction", "error")}

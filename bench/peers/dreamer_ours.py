@@ -1,4 +1,4 @@
-"""Our world model, for `worldmodel_speed.py`: `Study.update` without a replay behind it, and `Imagination`.
+"""Our world model, for `worldmodel_speed.py`: `Learner.update` without a replay behind it, and `Imagination`.
 
     python dreamer_ours.py [compiled | uncompiled | plain | bfloat16]
 
@@ -20,7 +20,7 @@ from gymnasium.spaces import Discrete
 from grpo.envs.heads import Categorical
 from grpo.worldmodel.imagine import Imagination
 from grpo.worldmodel.model.compiled import wanted
-from grpo.worldmodel.model.learner import Study
+from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.model.rssm import Size
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, make_network
@@ -48,7 +48,7 @@ def build(cell: dict[str, Any]) -> Built:
     model, random = WorldModel(shapes, actions, size).to(device), torch.Generator().manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True  # as the trainer has it
     how = {"graphs": HOW != "plain", "compiled": wanted(ASKED.get(HOW), device)}
-    study, replay = Study(model, RATE, WARMUP, frozen=False, coarse=HOW == "bfloat16", **how), _NoReplay()
+    learner, replay = Learner(model, RATE, WARMUP, frozen=False, coarse=HOW == "bfloat16", **how), _NoReplay()
     zeros = np.zeros((cell["batch"], size.deter), np.float32)
     stoch = np.zeros((cell["batch"], size.stoch, size.classes), np.float32)
     sample = Sample(given, np.zeros(given["is_first"].shape, np.int64), zeros, stoch, online=0)
@@ -56,7 +56,7 @@ def build(cell: dict[str, Any]) -> Built:
     policy = ActorPolicy(make_network(model.flat_width, size.units, head, ACTOR_LAYERS, seed=0).to(device), head)
     imagination = Imagination(model, policy, **how)
     start = model.rssm.initial(cell["starts"])
-    update = lambda: study.update(sample, replay, random)  # type: ignore[arg-type]  # noqa: E731
+    update = lambda: learner.update(sample, replay, random)  # type: ignore[arg-type]  # noqa: E731
     return Built(
         weights=sum(x.numel() for x in model.parameters()),
         operations={

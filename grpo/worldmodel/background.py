@@ -61,7 +61,7 @@ class Tape:
             replay.write_latents(replay.add_batch(steps, lanes), *latent)
 
 
-class Beside:
+class BackgroundActor:
     """A copy of the agent, and the thread that it plays in."""
 
     def __init__(self, model: WorldModel, policy: ActorPolicy) -> None:

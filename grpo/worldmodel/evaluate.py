@@ -25,7 +25,7 @@ MOST_ENVS = 64
 """Copies that are evaluated at a time."""
 
 
-class World:
+class EvalEnvs:
     """How further copies of the environment are made; those for evaluation are kept."""
 
     def __init__(self, single: EnvFactory | gym.Env[Any, Any], others: Callable[[int], Fleet]) -> None:
@@ -54,10 +54,10 @@ def starts(seed: int, count: int) -> list[int]:
 
 
 def judge(
-    world: World, view: View, model: WorldModel, policy: ActorPolicy, episodes: int, greedy: bool, seed: int
+    envs: EvalEnvs, view: View, model: WorldModel, policy: ActorPolicy, episodes: int, greedy: bool, seed: int
 ) -> Evaluation:
     """Episodes side by side, in turns where there are more than copies."""
-    fleet = world.copies(min(episodes, MOST_ENVS))
+    fleet = envs.copies(min(episodes, MOST_ENVS))
     seeds = starts(seed, episodes)
     parts = [
         _played(fleet, view, model, policy, seeds[at : at + fleet.size], greedy, derive(seed, at, "evaluate"))
@@ -131,7 +131,7 @@ class Players:
 
 
 def watch(
-    world: World,
+    envs: EvalEnvs,
     view: View,
     model: WorldModel,
     policy: ActorPolicy,
@@ -145,7 +145,7 @@ def watch(
     if render and not window and video is None:
         video = Path("test.mp4")
     mode = "human" if window else "rgb_array" if video is not None else None
-    shown = rendered(world.single, mode)
+    shown = rendered(envs.single, mode)
     players = Players(view, model, policy, 1, True, seed)
 
     def act(observation: Any) -> Any:
@@ -165,7 +165,7 @@ def watch(
             return list(record(env, act, episodes, seeds, video).returns)
         return [_episode(env, act, start) for start in seeds]
     finally:
-        if shown is not world.single:
+        if shown is not envs.single:
             shown.close()
 
 

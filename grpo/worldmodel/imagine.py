@@ -38,7 +38,7 @@ class Imagined:
     logp_NH: Tensor
     reward_NH: Tensor
     """As the reward head expects them."""
-    goes_on_NH: Tensor
+    continue_NH: Tensor
     """Probability that the episode does not end there."""
     group: int
 
@@ -49,7 +49,7 @@ class Imagined:
 
     def weight_NH(self, gamma: float) -> Tensor:
         """How much each decision counts: γ^t times the probability that the future got there."""
-        reached_NH = (gamma * self.goes_on_NH).cumprod(1)
+        reached_NH = (gamma * self.continue_NH).cumprod(1)
         return torch.cat([torch.ones_like(reached_NH[:, :1]), reached_NH[:, :-1]], 1)
 
 
@@ -60,7 +60,7 @@ class Imagination:
         self._model, self._policy = model, policy
         self._step = Compiled(self._next) if compiled else self._next
         uses = (model, policy.module)
-        self._futures = GraphedCallable(self._ahead, lambda: chain(*(x.parameters() for x in uses)), graphs)
+        self._futures = GraphedCallable(self._rolled_out, lambda: chain(*(x.parameters() for x in uses)), graphs)
 
     @torch.no_grad()
     def __call__(self, start: Latent, group: int, horizon: int, random: torch.Generator) -> Imagined:
@@ -73,7 +73,7 @@ class Imagination:
         latent = Latent(found.pop("deter"), found.pop("stoch"))
         return Imagined(latent=latent, group=group, **found)
 
-    def _ahead(self, given: Tensors) -> Tensors:
+    def _rolled_out(self, given: Tensors) -> Tensors:
         """All steps, then what is asked of them at once."""
         model, head = self._model, self._policy.head
         states, actions, outs = [(given["deter"], given["stoch"])], [], []
@@ -92,7 +92,7 @@ class Imagination:
             "out_NHF": out_NHF,
             "logp_NH": head.logp(out_NHF, action_NH),
             "reward_NH": model.reward(led_to).mean,
-            "goes_on_NH": model.goes_on(led_to).mean,
+            "continue_NH": model.continues(led_to).mean,
         }
 
     def _next(self, deter: Tensor, stoch: Tensor, uniform_NS: Tensor, noise_N: Tensor) -> tuple[Tensor, ...]:
@@ -121,7 +121,7 @@ class Futures(dict[str, Tensor]):
             reward=imagined.reward_NH,
             latent=led_to.flat,
         )
-        self["continue"] = imagined.goes_on_NH
+        self["continue"] = imagined.continue_NH
         self._led_to, self._model = led_to, model
 
     def __missing__(self, key: str) -> Tensor:

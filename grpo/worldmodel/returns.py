@@ -17,20 +17,20 @@ DECAY = 0.99
 """Of the running mean of ranges."""
 
 
-def discounted(reward_NH: Tensor, goes_on_NH: Tensor, last_N: Tensor, gamma: float) -> Tensor:
+def discounted(reward_NH: Tensor, continue_NH: Tensor, last_N: Tensor, gamma: float) -> Tensor:
     """R_t = r_t + γ c_t R_{t+1}, with R_H = `last_N`: (N, H)."""
-    return lambda_returns(reward_NH, goes_on_NH, torch.zeros_like(reward_NH), last_N, gamma, 1.0)
+    return lambda_returns(reward_NH, continue_NH, torch.zeros_like(reward_NH), last_N, gamma, 1.0)
 
 
 def lambda_returns(
-    reward_NH: Tensor, goes_on_NH: Tensor, value_NH: Tensor, last_N: Tensor, gamma: float, lam: float
+    reward_NH: Tensor, continue_NH: Tensor, value_NH: Tensor, last_N: Tensor, gamma: float, lam: float
 ) -> Tensor:
     """R_t = r_t + γ c_t ((1 − λ) v_{t+1} + λ R_{t+1}); `value_NH` are v_1 … v_H, R_H = `last_N`."""
     found, ahead_N = [], last_N
-    for reward_N, goes_on_N, value_N in zip(
-        reward_NH.unbind(1)[::-1], goes_on_NH.unbind(1)[::-1], value_NH.unbind(1)[::-1], strict=True
+    for reward_N, continue_N, value_N in zip(
+        reward_NH.unbind(1)[::-1], continue_NH.unbind(1)[::-1], value_NH.unbind(1)[::-1], strict=True
     ):
-        ahead_N = reward_N + gamma * goes_on_N * ((1 - lam) * value_N + lam * ahead_N)
+        ahead_N = reward_N + gamma * continue_N * ((1 - lam) * value_N + lam * ahead_N)
         found.append(ahead_N)
     return torch.stack(found[::-1], 1)
 
@@ -44,7 +44,7 @@ def as_rewards(return_NH: Tensor, gamma: float) -> Tensor:
     return return_NH - gamma * ahead_NH
 
 
-class Range:
+class ReturnNormalizer:
     """How far apart returns are: a running mean of the distance between two percentiles, at least 1."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Critic:
         self._slow = copy.deepcopy(self.network).requires_grad_(False)
         self._slow_rate = slow_rate
         self._rate = rate
-        self._optimiser = LaProp(self.network.parameters(), lr=rate, warmup=0)
+        self._optimizer = LaProp(self.network.parameters(), lr=rate, warmup=0)
         self.skipped = 0
         """Updates that were not finite."""
 
@@ -77,7 +77,7 @@ class Critic:
         """There, before it has learned anything."""
         self.network.to(device)
         self._slow.to(device)
-        self._optimiser = LaProp(self.network.parameters(), lr=self._rate, warmup=0)
+        self._optimizer = LaProp(self.network.parameters(), lr=self._rate, warmup=0)
         return self
 
     @torch.no_grad()
@@ -92,11 +92,11 @@ class Critic:
         with torch.no_grad():
             slow_NH = self._slow(flat_NHF).mean
         loss = -((said.log_prob(return_NH) + said.log_prob(slow_NH)) * weight_NH).mean()
-        self._optimiser.zero_grad()
+        self._optimizer.zero_grad()
         loss.backward()
         grads = [p.grad for p in self.network.parameters() if p.grad is not None]
         if bool(torch.isfinite(loss) & torch.isfinite(torch.nn.utils.get_total_norm(grads))):
-            self._optimiser.step()
+            self._optimizer.step()
             with torch.no_grad():
                 for slow, own in zip(self._slow.parameters(), self.network.parameters(), strict=True):
                     slow.lerp_(own, self._slow_rate)
@@ -105,10 +105,10 @@ class Critic:
         return float(loss.detach())
 
     def state(self) -> State:
-        """Both networks and the optimiser."""
+        """Both networks and the optimizer."""
         arrays = {f"network/{name}": x for name, x in self.network.state_dict().items()}
         arrays |= {f"slow/{name}": x for name, x in self._slow.state_dict().items()}
-        kept = moments(self._optimiser)
+        kept = moments(self._optimizer)
         values = {"moments": sorted(kept), "skipped": self.skipped}
         return State(values, arrays | {f"optimiser/{name}": x for name, x in kept.items()})
 
@@ -117,4 +117,4 @@ class Critic:
         self.skipped = int(state.values["skipped"])
         self.network.load_state_dict(part(state.arrays, "network"))
         self._slow.load_state_dict(part(state.arrays, "slow"))
-        load_moments(self._optimiser, state.values["moments"], part(state.arrays, "optimiser"))
+        load_moments(self._optimizer, state.values["moments"], part(state.arrays, "optimiser"))

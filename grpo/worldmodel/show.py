@@ -17,7 +17,7 @@ import torch
 
 from grpo.envs.video import write_video
 from grpo.worldmodel.imagine import Imagined
-from grpo.worldmodel.model.learner import Study
+from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.model.world_model import Forecast
 from grpo.worldmodel.replay.buffer import Sample
 
@@ -32,18 +32,18 @@ ENLARGED = 4
 """Pixels a side that a pixel becomes in a film."""
 
 
-def forecasts(study: Study, sample: Sample, random: torch.Generator) -> dict[str, Forecast]:
+def forecasts(learner: Learner, sample: Sample, random: torch.Generator) -> dict[str, Forecast]:
     """Open-loop predictions for replayed sequences, those first in which the fewest episodes end: ends go unseen."""
-    batch, latent = study.given(sample)
+    batch, latent = learner.given(sample)
     context = min(CONTEXT, batch["is_first"].shape[1] - 1)
-    found = study.model.open_loop(batch, context, latent, random)
+    found = learner.model.open_loop(batch, context, latent, random)
     order_B = batch["is_first"][:, 1:].sum(1).argsort(stable=True)
     return {key: Forecast(f.truth[order_B], f.prediction[order_B], f.error[order_B]) for key, f in found.items()}
 
 
-def leave_forecast(study: Study, sample: Sample, folder: Path, random: torch.Generator) -> dict[str, Path]:
+def leave_forecast(learner: Learner, sample: Sample, folder: Path, random: torch.Generator) -> dict[str, Path]:
     """Write the pictures of a prediction; their paths by kind."""
-    found = {key: _host(forecast) for key, forecast in forecasts(study, sample, random).items()}
+    found = {key: _host(forecast) for key, forecast in forecasts(learner, sample, random).items()}
     left = {"forecast": _curves({k: f for k, f in found.items() if f.truth.ndim <= 3}, folder / "forecast.png")}
     pictures = [forecast for forecast in found.values() if forecast.truth.ndim == 5]
     if pictures:
@@ -52,10 +52,10 @@ def leave_forecast(study: Study, sample: Sample, folder: Path, random: torch.Gen
 
 
 def leave_strips(
-    study: Study, sample: Sample, stem: Path, horizon: int, random: torch.Generator
+    learner: Learner, sample: Sample, stem: Path, horizon: int, random: torch.Generator
 ) -> list[dict[str, str]]:
     """Write one sequence's strips, as long as a future of `horizon` steps, or its curves; what a row says of them."""
-    found = {key: _host(forecast) for key, forecast in forecasts(study, sample, random).items()}
+    found = {key: _host(forecast) for key, forecast in forecasts(learner, sample, random).items()}
     picture = next((forecast for forecast in found.values() if forecast.truth.ndim == 5), None)
     if picture is None:
         path = _curves(found, stem.with_name(f"{stem.name}-forecast.png"))

@@ -26,16 +26,16 @@ from grpo.protocols import Collected, CollectRequest, State
 from grpo.rollouts import Rollouts
 from grpo.seeding import derive, generator
 from grpo.worldmodel.acting import Lanes
-from grpo.worldmodel.background import Beside, Tape
+from grpo.worldmodel.background import BackgroundActor, Tape
 from grpo.worldmodel.config import WorldModelConfig
-from grpo.worldmodel.evaluate import World, judge, watch
+from grpo.worldmodel.evaluate import EvalEnvs, judge, watch
 from grpo.worldmodel.imagine import Futures, Imagination, Imagined, RewardFn, own_rewards
-from grpo.worldmodel.model.learner import ModelDiverged, Study, choose
+from grpo.worldmodel.model.learner import Learner, ModelDiverged, choose
 from grpo.worldmodel.model.optimizer import part
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.policy import ActorPolicy
-from grpo.worldmodel.replay.buffer import Ratio, Replay, Sample
-from grpo.worldmodel.returns import Critic, Range, as_rewards, discounted, lambda_returns
+from grpo.worldmodel.replay.buffer import Replay, Sample, TrainRatio
+from grpo.worldmodel.returns import Critic, ReturnNormalizer, as_rewards, discounted, lambda_returns
 from grpo.worldmodel.show import leave_forecast, leave_groups, leave_strips
 from grpo.worldmodel.views import VECTOR, View
 
@@ -53,7 +53,7 @@ class Judged:
 
 
 class WorldModelSource:
-    """Owns the environments, the replay, the world model with its optimiser and, if asked for, a critic."""
+    """Owns the environments, the replay, the world model with its optimizer and, if asked for, a critic."""
 
     headline = ("return", "env_steps", "imagined/return", "model/loss", "eval/return")
     """What a person wants to see first."""
@@ -64,38 +64,38 @@ class WorldModelSource:
     def __init__(
         self,
         policy: ActorPolicy,
-        study: Study,
+        learner: Learner,
         fleet: Fleet,
         view: View,
-        world: World,
+        eval_envs: EvalEnvs,
         config: WorldModelConfig,
         reward_fn: RewardFn | None = None,
     ) -> None:
-        self.policy, self.study, self.fleet, self.view, self.world = policy, study, fleet, view, world
-        self.model = study.model
+        self.policy, self.learner, self.fleet, self.view, self.eval_envs = policy, learner, fleet, view, eval_envs
+        self.model = learner.model
         self.config, self.reward_fn = config, reward_fn
-        size = study.model.size
+        size = learner.model.size
         self.critic: Critic | None = None
         if config.valued:
-            width, units, layers = study.model.flat_width, size.units, config.actor_layers
+            width, units, layers = learner.model.flat_width, size.units, config.actor_layers
             made = Critic(width, units, layers, config.critic_learning_rate, config.slow_rate, config.seed)
             self.critic = made.to(policy.device)
-        self._imagination = Imagination(study.model, policy, study.compiled, config.cuda_graphs)
-        self.range = Range()
+        self._imagination = Imagination(learner.model, policy, learner.compiled, config.cuda_graphs)
+        self.normalizer = ReturnNormalizer()
         self.folder: Path | None = None
         """Where the replay may keep what memory is too small for; set it before the first step."""
         self.parentless: str | None = None
         """Why the agent to begin with was not found; what goes on from a saved state does without."""
         self._lanes: Lanes | None = None
         self._replay: Replay | None = None
-        self._beside = Beside(study.model, policy) if config.acting == "beside" else None
+        self._beside = BackgroundActor(learner.model, policy) if config.acting == "beside" else None
         self._ahead: int | None = None
         """With it: the round whose steps were played already, or are being played."""
         self._before: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         """The lanes before that round."""
         self._counted = 0
         """Environment steps that were reported."""
-        self._ratio = Ratio(0 if study.frozen else config.train_ratio, config.batch_size * config.batch_length)
+        self._ratio = TrainRatio(0 if learner.frozen else config.train_ratio, config.batch_size * config.batch_length)
         self._saved: State | None = None
         """What was loaded and has not been needed yet: looking at an agent wakes neither replay nor environments."""
         self._metrics: dict[str, float | None] = {}
@@ -154,7 +154,7 @@ class WorldModelSource:
         if self._beside is not None:
             self._before, self._ahead = (lanes.values(), lanes.arrays()), step + 1
             self._beside.begin(lambda tape: self._play(lanes, tape, step + 1))
-        due += config.pretrain if step == 0 and not self.study.frozen else 0
+        due += config.pretrain if step == 0 and not self.learner.frozen else 0
         seen = self._learned(replay, due, step)
         self._metrics = {**told, **self._studied(replay)}
         return choose(*seen, config.groups_per_step, random)
@@ -180,10 +180,10 @@ class WorldModelSource:
         for _ in range(updates):
             sample = replay.sample(self.config.batch_size)
             try:
-                seen = self.study.update(sample, replay, random)
+                seen = self.learner.update(sample, replay, random)
             except ModelDiverged as error:
                 raise ModelDiverged(f"{error}{self._dumped(sample, step)}") from None
-        return self.study.remember(replay.sample(self.config.batch_size), random) if seen is None else seen
+        return self.learner.remember(replay.sample(self.config.batch_size), random) if seen is None else seen
 
     def _dumped(self, sample: Sample, step: int) -> str:
         """Leave the batch that did it, for looking at; where it is."""
@@ -212,11 +212,11 @@ class WorldModelSource:
     def _judge(self, imagined: Imagined, attempt: int) -> Judged:
         """Rewards, and a baseline where the actor wants one, so that the algorithm's returns are the actor's."""
         config, gamma = self.config, self.config.discount
-        reward_NH, goes_on_NH = imagined.reward_NH, imagined.goes_on_NH
+        reward_NH, continue_NH = imagined.reward_NH, imagined.continue_NH
         weight_NH = imagined.weight_NH(gamma)
         if self.reward_fn is not None:
             try:
-                own = own_rewards(self.reward_fn, Futures(imagined, self.study.model, self.policy))
+                own = own_rewards(self.reward_fn, Futures(imagined, self.model, self.policy))
             except Exception as error:  # a user's function may raise anything
                 raise SamplesFailed(f"the reward function failed: {line(error)}") from error
             whole = own.ndim == 1
@@ -225,13 +225,13 @@ class WorldModelSource:
                 self._note(own, reward_NH, attempt)
                 return Judged(None, own / self._scale(own[:, None], attempt), None)
         if self.critic is None:
-            return_NH = discounted(reward_NH, goes_on_NH, torch.zeros_like(reward_NH[:, 0]), gamma)
+            return_NH = discounted(reward_NH, continue_NH, torch.zeros_like(reward_NH[:, 0]), gamma)
             value_NH = None
         else:
             all_NH = self.critic.value(imagined.flat)
             value_NH, ahead_NH = all_NH[:, :-1], all_NH[:, 1:]
             lam = config.gae_lambda if config.actor == "critic" else 1.0
-            return_NH = lambda_returns(reward_NH, goes_on_NH, ahead_NH, ahead_NH[:, -1], gamma, lam)
+            return_NH = lambda_returns(reward_NH, continue_NH, ahead_NH, ahead_NH[:, -1], gamma, lam)
             if attempt == 0:
                 self._metrics["critic/loss"] = self.critic.learn(imagined.flat[:, :-1], return_NH, weight_NH)
                 self._metrics["critic/updates_skipped"] = float(self.critic.skipped)
@@ -240,7 +240,7 @@ class WorldModelSource:
         if config.algorithm.credit == "trajectory":
             paid_NH = weight_NH * reward_NH
             if value_NH is not None:
-                last_N = weight_NH[:, -1] * gamma * goes_on_NH[:, -1] * ahead_NH[:, -1]
+                last_N = weight_NH[:, -1] * gamma * continue_NH[:, -1] * ahead_NH[:, -1]
                 paid_NH = torch.cat([paid_NH[:, :-1], paid_NH[:, -1:] + last_N[:, None]], 1)
             return Judged(paid_NH / scale, None, None)
         baseline_NH = value_NH / scale if config.actor == "critic" and value_NH is not None else None
@@ -251,8 +251,8 @@ class WorldModelSource:
         if self.config.return_scale == "none" or self.config.algorithm.scale != "none":
             return 1.0
         if attempt:
-            return max(1.0, self.range.value or 1.0)
-        return self.range.update(return_NH)
+            return max(1.0, self.normalizer.value or 1.0)
+        return self.normalizer.update(return_NH)
 
     def _note(self, whole_N: Tensor, paid_NH: Tensor, attempt: int) -> None:
         if attempt == 0:
@@ -278,8 +278,8 @@ class WorldModelSource:
 
     def _studied(self, replay: Replay) -> dict[str, float]:
         """How far the world model is."""
-        counts = {"model/updates": float(self.study.updates), "model/updates_skipped": float(self.study.skipped)}
-        return counts | replay.metrics() | self.study.metrics
+        counts = {"model/updates": float(self.learner.updates), "model/updates_skipped": float(self.learner.skipped)}
+        return counts | replay.metrics() | self.learner.metrics
 
     def _generator(self, step: int, stream: str) -> torch.Generator:
         """Randomness from (seed, step, stream): nothing to save."""
@@ -291,7 +291,7 @@ class WorldModelSource:
         """The environments and the replay, as they were saved if there is a state to go on from."""
         if self._lanes is None or self._replay is None or self._saved is not None:
             self._close_replay()
-            config, size = self.config, self.study.model.size
+            config, size = self.config, self.model.size
             player = self._beside or self
             self._lanes = Lanes(self.fleet, self.view, player.model, player.policy, config.seed)
             self._replay = Replay(
@@ -328,12 +328,12 @@ class WorldModelSource:
         """So many episodes on independent starts."""
         self._expect_parent()
         chosen = self.config.seed if seed is None else seed
-        return judge(self.world, self.view, self.study.model, self.policy, episodes, greedy, chosen)
+        return judge(self.eval_envs, self.view, self.model, self.policy, episodes, greedy, chosen)
 
     def watch(self, episodes: int, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes in a window or a film; their returns."""
         self._expect_parent()
-        return watch(self.world, self.view, self.study.model, self.policy, episodes, self.config.seed, render, video)
+        return watch(self.eval_envs, self.view, self.model, self.policy, episodes, self.config.seed, render, video)
 
     def leave(self, folder: Path) -> Mapping[str, Path]:
         """For the run folder: a film of an episode, what the world model predicted, futures with their returns."""
@@ -342,7 +342,7 @@ class WorldModelSource:
         left: dict[str, Path] = {}
         if self._replay is not None and self._replay.sequences:
             sample = self._replay.peek(16, 0)
-            left |= leave_forecast(self.study, sample, folder, self._generator(0, "show"))
+            left |= leave_forecast(self.learner, sample, folder, self._generator(0, "show"))
         if self._last is not None and self._paid_NH is not None:
             left |= leave_groups(self._last, self._paid_NH, self.config.discount, folder)
         path = folder / "video.mp4"
@@ -354,7 +354,7 @@ class WorldModelSource:
         if not self.config.films or self._replay is None:
             return []
         sample, random = self._replay.peek(16, 0), self._generator(0, "show")
-        return [leave_strips(self.study, sample, stem, self.config.horizon, random)]
+        return [leave_strips(self.learner, sample, stem, self.config.horizon, random)]
 
     # --- what must be kept, and what can be seen --------------------------------------------------------------------
 
@@ -368,10 +368,10 @@ class WorldModelSource:
             self._settle()
         except Exception:  # as above
             ahead, before = None, self._before
-        parts = {"study": self.study.state()}
+        parts = {"study": self.learner.state()}
         if self.critic is not None:
             parts["critic"] = self.critic.state()
-        values: dict[str, Any] = {"range": self.range.value, "ratio": dict(self._ratio.state().values)}
+        values: dict[str, Any] = {"range": self.normalizer.value, "ratio": dict(self._ratio.state().values)}
         values |= {"ahead": ahead, "counted": self._counted}
         arrays: dict[str, Any] = {}
         if self._saved is not None:
@@ -397,11 +397,11 @@ class WorldModelSource:
 
     def load_state(self, state: State) -> None:
         """Go on from there; the replay and the environments when they are needed."""
-        self.study.load_state(State(state.values["study"], part(state.arrays, "study")))
+        self.learner.load_state(State(state.values["study"], part(state.arrays, "study")))
         if self.critic is not None:
             self.critic.load_state(State(state.values["critic"], part(state.arrays, "critic")))
         self.policy.module.load_state_dict(part(state.arrays, "actor"), strict=False)
-        self.range.value = state.values["range"]
+        self.normalizer.value = state.values["range"]
         if self._beside is not None:
             self._beside.forget()
         # Older states do not say: they are of lockstep, where nobody plays ahead and what was played has been told.
@@ -430,7 +430,7 @@ class WorldModelSource:
     @torch.no_grad()
     def _painted(self, rows: Rollouts) -> Tensor | None:
         """The numbers that the model sees in imagined states, (N, T, D)."""
-        model = self.study.model
+        model = self.model
         if self.view.shapes.get(VECTOR, (MOST_SEEN + 1,))[0] > MOST_SEEN:
             return None
         deter, stoch = rows.inputs["flat"].split([model.size.deter, model.flat_width - model.size.deter], -1)
@@ -443,7 +443,7 @@ class WorldModelSource:
             self._beside.close()
         self._close_replay()
         self.fleet.close()
-        self.world.close()
+        self.eval_envs.close()
 
 
 def _of(arrays: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from grpo.config import ConfigError
 from grpo.envs.action_repeat import HeldFactory
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
-from grpo.envs.heads import Head, make_head
+from grpo.envs.heads import Gaussian, Head, make_head
 from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
 from grpo.errors import SamplesFailed
@@ -30,11 +30,11 @@ from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
 from grpo.trainer import GRPOTrainer as Trainer
 from grpo.worldmodel.config import WorldModelConfig
-from grpo.worldmodel.evaluate import World
+from grpo.worldmodel.evaluate import EvalEnvs
 from grpo.worldmodel.imagine import RewardFn
 from grpo.worldmodel.model.adapters import adapt
 from grpo.worldmodel.model.compiled import wanted
-from grpo.worldmodel.model.learner import Study
+from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.model.optimizer import part
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, WithoutAdapters, make_network
@@ -76,13 +76,13 @@ class GRPOTrainer(Trainer):
         if config is None:
             named = {} if env is None else {"env": env if isinstance(env, str) else _name(env)}
             config = WorldModelConfig(_dialect="dreamer", **named | given)
-        fleet, world = _world(config, config.env if env is None or isinstance(env, str) else env)
+        fleet, eval_envs = _environments(config, config.env if env is None or isinstance(env, str) else env)
         try:
-            policy, study, view, parentless = _agent(config, fleet)
+            policy, learner, view, parentless = _agent(config, fleet)
         except BaseException:
             fleet.close()
             raise
-        source = WorldModelSource(policy, study, fleet, view, world, config, reward_fn)
+        source = WorldModelSource(policy, learner, fleet, view, eval_envs, config, reward_fn)
         source.parentless = parentless
         tensors = [p for p in policy.parameters().values() if p.requires_grad]
         optimizer = torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -151,7 +151,7 @@ def _name(env: Callable[[], gym.Env[Any, Any]]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _world(config: WorldModelConfig, env: Env) -> tuple[Fleet, World]:
+def _environments(config: WorldModelConfig, env: Env) -> tuple[Fleet, EvalEnvs]:
     """The fleet that plays, and how further copies are made."""
     horizon, kind = config.max_episode_steps, config.vector
     factory = EnvFactory(env, config.env_kwargs, horizon)
@@ -169,7 +169,7 @@ def _world(config: WorldModelConfig, env: Env) -> tuple[Fleet, World]:
         workers, timeout = config.workers, config.env_timeout
         return make_fleet(factory, count, kind=kind, horizon=horizon, workers=workers, timeout=timeout)
 
-    return made(kind, config.envs), World(factory, partial(made, kind))
+    return made(kind, config.envs), EvalEnvs(factory, partial(made, kind))
 
 
 def _home(factory: EnvFactory) -> Kind:
@@ -180,7 +180,7 @@ def _home(factory: EnvFactory) -> Kind:
     return "serial" if module.replace(":", ".").split(".")[0] in TRUSTED else "processes"
 
 
-def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, View, str | None]:
+def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Learner, View, str | None]:
     """Actor and world model, fresh or another run's, with adapters if asked for; and why that run was not found."""
     view = View(fleet.observation_space, config.image_size)
     head = make_head(fleet.action_space, config.action_head, config.log_std, state_std=True)
@@ -198,13 +198,13 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Study, 
     device = device_of(config.device)
     moved(model, device)
     moved(policy.module, device)
-    return policy, _study(config, model, torch.device(device)), view, parentless
+    return policy, _learner(config, model, torch.device(device)), view, parentless
 
 
-def _study(config: WorldModelConfig, model: WorldModel, device: torch.device) -> Study:
+def _learner(config: WorldModelConfig, model: WorldModel, device: torch.device) -> Learner:
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision != "float32"
-    return Study(
+    return Learner(
         model,
         config.model_learning_rate,
         config.model_warmup,
@@ -218,7 +218,7 @@ def _study(config: WorldModelConfig, model: WorldModel, device: torch.device) ->
 def _expect_used(config: WorldModelConfig, view: View, head: Head) -> None:
     """Settings that this environment leaves nothing to do are refused."""
     given = config.model_fields_set
-    if "log_std" in given and not any(hasattr(module, "log_std_A") for module in head.modules()):
+    if "log_std" in given and not isinstance(head, Gaussian):
         raise ConfigError("log_std has no effect: this environment's actions are not drawn from a Gaussian")
     if "image_size" in given and not config.pixels and not any(len(shape) == 3 for shape in view.shapes.values()):
         raise ConfigError("image_size has no effect: this environment shows no pictures; pixels=true draws some")

@@ -142,7 +142,7 @@ def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
 
 def poison(trainer, monkeypatch, times):
     """The world model's loss is NaN so many times from now on."""
-    model, left = trainer.source.study.model, [times]
+    model, left = trainer.source.learner.model, [times]
     real = model.loss
 
     def loss(*arguments):
@@ -158,15 +158,15 @@ def poison(trainer, monkeypatch, times):
 def test_a_non_finite_update_of_the_model_is_skipped_and_counted(monkeypatch):
     trainer = make(train_ratio=3.2)
     trainer.step()
-    study = trainer.source.study
-    before = weights(study.model)
-    moments = {name: x.clone() for name, x in study.state().arrays.items() if name.startswith("moments/")}
+    learner = trainer.source.learner
+    before = weights(learner.model)
+    moments = {name: x.clone() for name, x in learner.state().arrays.items() if name.startswith("moments/")}
     poison(trainer, monkeypatch, 1)
     report = trainer.step()  # ten steps are one update
     assert report["model/updates_skipped"] == 1
-    assert same(before, weights(study.model))
-    assert same(moments, {name: x for name, x in study.state().arrays.items() if name.startswith("moments/")})
-    assert trainer.step()["model/updates_skipped"] == 1 and not same(before, weights(study.model))
+    assert same(before, weights(learner.model))
+    assert same(moments, {name: x for name, x in learner.state().arrays.items() if name.startswith("moments/")})
+    assert trainer.step()["model/updates_skipped"] == 1 and not same(before, weights(learner.model))
     trainer.source.close()
 
 

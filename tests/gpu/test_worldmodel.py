@@ -54,13 +54,13 @@ def test_two_steps_are_learned_there_and_it_is_judged(kind):
     assert second["env_steps"] > first["env_steps"] and second["model/updates"] > first["model/updates"]
     assert all(np.isfinite(second[name]) for name in ("model/loss", "imagined/return", "loss"))
     assert all(p.is_cuda for p in trainer.policy.parameters().values())
-    assert all(p.is_cuda for p in trainer.source.study.model.parameters())
+    assert all(p.is_cuda for p in trainer.source.learner.model.parameters())
     rollouts = trainer.source.collect(CollectRequest(9)).rollouts
     assert rollouts.old_logp_NT.is_cuda and rollouts.inputs["flat"].is_cuda
     scored = trainer.policy.score(rollouts).logp_NT.detach()
     torch.testing.assert_close(scored, rollouts.old_logp_NT, rtol=1e-3, atol=1e-3)
     assert trainer.evaluate(2).return_E.shape == (2,)
-    seen = forecasts(trainer.source.study, trainer.source.replay.peek(4, 0), torch.Generator().manual_seed(0))
+    seen = forecasts(trainer.source.learner, trainer.source.replay.peek(4, 0), torch.Generator().manual_seed(0))
     assert all(forecast.prediction.is_cuda for forecast in seen.values())
     trainer.source.close()
 

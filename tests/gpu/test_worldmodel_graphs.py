@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Discrete
 from grpo.envs.heads import make_head
 from grpo.graphs import MOST, PLAIN, GraphedCallable
 from grpo.worldmodel.imagine import Imagination
-from grpo.worldmodel.model.learner import Study
+from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, make_network
 from grpo.worldmodel.replay.buffer import Sample
@@ -54,13 +54,13 @@ def sample(shapes, number, batch=4, length=6):
     return Sample(seen | told, np.zeros(lead, np.int64), deter, stoch, online=0)
 
 
-def learned(study, shapes, updates, first=0):
+def learned(learner, shapes, updates, first=0):
     for number in range(first, first + updates):
-        study.update(sample(shapes, number), Nowhere(), generator(number))
+        learner.update(sample(shapes, number), Nowhere(), generator(number))
 
 
 def same(one, two, first):
-    """They have gone the same way from `first`: the optimiser makes whole steps of what is rounding elsewhere."""
+    """They have gone the same way from `first`: the optimizer makes whole steps of what is rounding elsewhere."""
     ways = [torch.cat([(p - q).flatten() for p, q in zip(x.parameters(), first.parameters(), strict=True)])
             for x in (one, two)]  # fmt: skip
     assert (ways[0] - ways[1]).norm() < 0.1 * ways[0].norm() > 0
@@ -70,10 +70,10 @@ def same(one, two, first):
 @pytest.mark.parametrize("kind", SHAPES)
 def test_captured_updates_are_those_without(kind, compiled):
     shapes = SHAPES[kind]
-    plain = Study(made(shapes), 1e-3, 0, frozen=False, graphs=False)
-    captured = Study(made(shapes), 1e-3, 0, frozen=False, compiled=compiled)
-    for study in (plain, captured):
-        learned(study, shapes, 8)
+    plain = Learner(made(shapes), 1e-3, 0, frozen=False, graphs=False)
+    captured = Learner(made(shapes), 1e-3, 0, frozen=False, compiled=compiled)
+    for learner in (plain, captured):
+        learned(learner, shapes, 8)
     assert len(captured._gradients) == len(captured._step) == 1 and not len(plain._gradients)
     assert captured.metrics == pytest.approx(plain.metrics, rel=2e-2, abs=1e-3)
     same(plain.model, captured.model, made(shapes))
@@ -82,27 +82,29 @@ def test_captured_updates_are_those_without(kind, compiled):
 
 def test_a_state_is_taken_up_by_a_study_that_has_captured():
     shapes = SHAPES["vectors"]
-    plain, captured = (Study(made(shapes), 1e-3, 0, frozen=False, graphs=graphs) for graphs in (False, True))
+    plain, captured = (Learner(made(shapes), 1e-3, 0, frozen=False, graphs=graphs) for graphs in (False, True))
     learned(captured, shapes, 8)
     learned(plain, shapes, 3)
     captured.load_state(plain.state())
-    for study in (plain, captured):
-        learned(study, shapes, 8, first=3)
+    for learner in (plain, captured):
+        learned(learner, shapes, 8, first=3)
     assert len(captured._gradients) == 1 and captured.updates == 11
     same(plain.model, captured.model, made(shapes))
 
 
 def test_an_update_that_is_not_finite_changes_nothing_of_what_was_captured():
     shapes = SHAPES["vectors"]
-    study = Study(made(shapes), 1e-3, 0, frozen=False)
-    learned(study, shapes, ENOUGH + 1)
-    before = [p.clone() for p in study.model.parameters()]
+    learner = Learner(made(shapes), 1e-3, 0, frozen=False)
+    learned(learner, shapes, ENOUGH + 1)
+    before = [p.clone() for p in learner.model.parameters()]
     bad = sample(shapes, 0)
     bad.batch["reward"][:] = np.nan
-    study.update(bad, Nowhere(), generator(0))
-    assert study.skipped == 1 and all(torch.equal(a, b) for a, b in zip(before, study.model.parameters(), strict=True))
-    learned(study, shapes, 1)
-    assert study.skipped == 1 and len(study._gradients) == 1
+    learner.update(bad, Nowhere(), generator(0))
+    assert learner.skipped == 1 and all(
+        torch.equal(a, b) for a, b in zip(before, learner.model.parameters(), strict=True)
+    )
+    learned(learner, shapes, 1)
+    assert learner.skipped == 1 and len(learner._gradients) == 1
 
 
 SPACES = {"a choice": Discrete(2), "numbers": Box(-1.0, 1.0, (2,), np.float32)}
@@ -120,7 +122,7 @@ def test_captured_futures_are_those_without(space, compiled):
     assert len(captured._futures) == 1
     for k, mine in enumerate(kept):
         other = plain(start, 3, 5, generator(k))
-        for name in ("action_NH", "logp_NH", "reward_NH", "goes_on_NH", "flat"):
+        for name in ("action_NH", "logp_NH", "reward_NH", "continue_NH", "flat"):
             torch.testing.assert_close(getattr(mine, name), getattr(other, name), rtol=2e-3, atol=2e-4)
     with torch.no_grad():
         for p in policy.module.parameters():

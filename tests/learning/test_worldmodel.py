@@ -102,7 +102,7 @@ def test_what_the_model_predicts_comes_true():
     trainer = GRPOTrainer(env=Reach, **QUICK | {"batch_length": 8, "batch_size": 16})
     trainer.train(steps=30, progress=None)
     source = trainer.source
-    found = forecasts(source.study, source.replay.peek(64, 0), torch.Generator().manual_seed(0))["vector"]
+    found = forecasts(source.learner, source.replay.peek(64, 0), torch.Generator().manual_seed(0))["vector"]
     firsts = torch.from_numpy(source.replay.peek(64, 0).batch["is_first"])
     whole = ~firsts[:, 1:].any(1)  # an end in between goes unseen
     error = found.error[whole, 5:].abs().mean()

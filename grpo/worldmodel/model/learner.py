@@ -31,8 +31,8 @@ class ModelDiverged(SamplesFailed):
     """The world model's updates kept being non-finite."""
 
 
-class Study:
-    """A world model and its optimiser. On a CUDA device, updates are recorded (`graphs`) and what surrounds the
+class Learner:
+    """A world model and its optimizer. On a CUDA device, updates are recorded (`graphs`) and what surrounds the
     recurrence may learn in bfloat16 (`coarse`); `compiled`: see `pieces`.
     """
 
@@ -50,7 +50,7 @@ class Study:
         if compiled and next(model.parameters()).is_cuda:
             model.rssm.pieces = fused()
         self._tensors = list(trained(model).values())
-        self._optimiser = None if frozen or not self._tensors else LaProp(self._tensors, lr=rate, warmup=warmup)
+        self._optimizer = None if frozen or not self._tensors else LaProp(self._tensors, lr=rate, warmup=warmup)
         self._gradients = GraphedCallable(self._differentiated, self._in_use, graphs)
         self._step = GraphedCallable(self._moved, self._in_use, graphs)
         self.updates, self.skipped = 0, 0
@@ -94,20 +94,20 @@ class Study:
         return {**metrics, "grad_norm": norm, DETER: posterior.deter.detach(), STOCH: posterior.stoch.detach()}
 
     def _clear(self) -> None:
-        assert self._optimiser is not None
-        self._optimiser.zero_grad(set_to_none=not self._tensors[0].is_cuda)  # a recording has them where they were
+        assert self._optimizer is not None
+        self._optimizer.zero_grad(set_to_none=not self._tensors[0].is_cuda)  # a recording has them where they were
 
     def _moved(self, given: Tensors) -> Tensors:
-        assert self._optimiser is not None
-        self._optimiser.step()
+        assert self._optimizer is not None
+        self._optimizer.step()
         return given
 
     def _in_use(self) -> Iterator[Tensor]:
         """All that an update reads and changes."""
         yield from self.model.parameters()
         yield from (p.grad for p in self._tensors if p.grad is not None)
-        if self._optimiser is not None:
-            yield from (x for entry in self._optimiser.state.values() for x in entry.values())
+        if self._optimizer is not None:
+            yield from (x for entry in self._optimizer.state.values() for x in entry.values())
 
     @torch.no_grad()
     def remember(self, sample: Sample, random: torch.Generator) -> tuple[Latent, Tensor]:
@@ -135,7 +135,7 @@ class Study:
 
     def state(self) -> State:
         """Weights, moments and counts."""
-        kept = {} if self._optimiser is None else moments(self._optimiser)
+        kept = {} if self._optimizer is None else moments(self._optimizer)
         arrays = {f"weights/{name}": x for name, x in self.model.state_dict().items()}
         counts = {"updates": self.updates, "skipped": self.skipped, "in_a_row": self._in_a_row}
         values = {**counts, "moments": sorted(kept), "metrics": self.metrics}
@@ -144,8 +144,8 @@ class Study:
     def load_state(self, state: State) -> None:
         """Go on from there."""
         self.model.load_state_dict(part(state.arrays, "weights"))
-        if self._optimiser is not None:
-            load_moments(self._optimiser, state.values["moments"], part(state.arrays, "moments"))
+        if self._optimizer is not None:
+            load_moments(self._optimizer, state.values["moments"], part(state.arrays, "moments"))
         self.updates, self.skipped = int(state.values["updates"]), int(state.values["skipped"])
         self._in_a_row, self.metrics = int(state.values["in_a_row"]), dict(state.values["metrics"])
 

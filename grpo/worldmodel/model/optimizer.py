@@ -1,4 +1,4 @@
-"""The world model's optimiser: adaptive clipping, then scaling by the RMS of gradients, then momentum.
+"""The world model's optimizer: adaptive clipping, then scaling by the RMS of gradients, then momentum.
 
 Momentum after the scaling (LaProp) stays stable where Adam needs a large ε. Clipping is relative to each tensor's own
 norm, so one number serves all sizes and losses.
@@ -98,23 +98,23 @@ def _unbiased(beta: float, count: Tensor) -> Tensor:
 # --- what a checkpoint keeps ----------------------------------------------------------------------------------------
 
 
-def moments(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimiser's numbers as `place of the parameter/name`."""
-    state = optimiser.state_dict()["state"]
+def moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimizer's numbers as `place of the parameter/name`."""
+    state = optimizer.state_dict()["state"]
     return {f"{index}/{key}": x for index, entry in state.items() for key, x in entry.items()}
 
 
-def load_moments(optimiser: torch.optim.Optimizer, names: Iterable[str], kept: Mapping[str, Tensor]) -> None:
+def load_moments(optimizer: torch.optim.Optimizer, names: Iterable[str], kept: Mapping[str, Tensor]) -> None:
     """Go on with these numbers, which must be all of them."""
     differ = sorted(set(kept) ^ set(names))
     if differ:
-        raise ValueError(f"the saved optimiser is not whole: {', '.join(differ[:3])}")
-    whole = optimiser.state_dict()
+        raise ValueError(f"the saved optimizer is not whole: {', '.join(differ[:3])}")
+    whole = optimizer.state_dict()
     whole["state"] = {}
     for name, x in kept.items():
         index, _, key = name.partition("/")
         whole["state"].setdefault(int(index), {})[key] = x.clone()
-    optimiser.load_state_dict(whole)
+    optimizer.load_state_dict(whole)
 
 
 def part(arrays: Mapping[str, Any], kind: str) -> dict[str, Tensor]:

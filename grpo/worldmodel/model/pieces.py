@@ -1,4 +1,4 @@
-"""What a step of the recurrence does between its products, ahead and back.
+"""What a step of the recurrence does between its products, forward and backward.
 
 Written twice. `PLAIN`, for CPUs: operation by operation, straight to where each result is needed. `fused`, for CUDA
 devices, where starting a kernel takes as long as its work: as formulas, of which torch.compile makes one kernel each.
@@ -26,16 +26,16 @@ class Pieces(NamedTuple):
 
     norm: Callable[..., None]
     """RMS norm, gain and SiLU: x, gain·√n, n·ε → length, unit, out. The RMS of n numbers is their length / √n."""
-    norm_back: Callable[..., None]
+    norm_backward: Callable[..., None]
     """Gradient of out, unit, length, gain·√n → sum of the gain's gradients, gradient of x."""
     gate: Callable[..., None]
     """old (K, B, I) → gates (K, B, 3·I), of which reset and update become shares; candidate, new."""
-    gate_back: Callable[..., None]
+    gate_backward: Callable[..., None]
     """Gradient of new, gates, candidate, old → gradients of the gates, and of old beside them."""
     draw: Callable[..., None]
     """logits, points to exceed (B, C − 1, S) → whether each class lies below its point, (B, C + 1, S) with a one before
     the first and a zero for the last; probabilities, one-hot."""
-    draw_back: Callable[..., None]
+    draw_backward: Callable[..., None]
     """Gradients of one-hot, twice, and of the logits, probabilities → gradient of the logits."""
 
 
@@ -47,7 +47,7 @@ def _norm(x: Tensor, gain: Tensor, least: float, length: Tensor, unit: Tensor, o
     _aten.silu.out(torch.div(x, length, out=unit) * gain, out=out)
 
 
-def _norm_back(grad: Tensor, unit: Tensor, length: Tensor, gain: Tensor, to_gain: Tensor, out: Tensor) -> None:
+def _norm_backward(grad: Tensor, unit: Tensor, length: Tensor, gain: Tensor, to_gain: Tensor, out: Tensor) -> None:
     grad = _aten.silu_backward(grad, unit * gain)
     here = grad * unit
     to_gain += here
@@ -61,7 +61,9 @@ def _gate(old: Tensor, gates: Tensor, candidate: Tensor, new: Tensor) -> None:
     torch.lerp(old, candidate, update.sigmoid_(), out=new)
 
 
-def _gate_back(to_new: Tensor, gates: Tensor, candidate: Tensor, old: Tensor, to_gates: Tensor, to_old: Tensor) -> None:
+def _gate_backward(
+    to_new: Tensor, gates: Tensor, candidate: Tensor, old: Tensor, to_gates: Tensor, to_old: Tensor
+) -> None:
     reset, raw, update = gates.chunk(3, -1)
     to_reset, to_raw, to_update = to_gates.chunk(3, -1)
     to_candidate = to_new * update
@@ -77,12 +79,12 @@ def _draw(logits: Tensor, points: Tensor, below: Tensor, probs: Tensor, stoch: T
     torch.sub(below[:, :-1], below[:, 1:], out=stoch)
 
 
-def _draw_back(to_stoch: Tensor, more: Tensor, to_logits: Tensor, probs: Tensor, out: Tensor) -> None:
+def _draw_backward(to_stoch: Tensor, more: Tensor, to_logits: Tensor, probs: Tensor, out: Tensor) -> None:
     to_probs = _aten._softmax_backward_data(to_stoch + more, probs, 1, probs.dtype)
     torch.add(to_logits, to_probs, alpha=1 - UNIMIX, out=out)
 
 
-PLAIN = Pieces(_norm, _norm_back, _gate, _gate_back, _draw, _draw_back)
+PLAIN = Pieces(_norm, _norm_backward, _gate, _gate_backward, _draw, _draw_backward)
 
 
 # --- as formulas ----------------------------------------------------------------------------------------------------
@@ -95,7 +97,9 @@ def _norm_whole(x: Tensor, gain: Tensor, least: float, length: Tensor, unit: Ten
     out.copy_(F.silu(x / root * gain))
 
 
-def _norm_back_whole(grad: Tensor, unit: Tensor, length: Tensor, gain: Tensor, to_gain: Tensor, out: Tensor) -> None:
+def _norm_backward_whole(
+    grad: Tensor, unit: Tensor, length: Tensor, gain: Tensor, to_gain: Tensor, out: Tensor
+) -> None:
     inner = unit * gain
     share = inner.sigmoid()
     grad = grad * share * (1 + inner * (1 - share))
@@ -113,7 +117,7 @@ def _gate_whole(old: Tensor, gates: Tensor, candidate: Tensor, new: Tensor) -> N
     gates.copy_(torch.cat([reset, raw, update], -1))
 
 
-def _gate_back_whole(
+def _gate_backward_whole(
     to_new: Tensor, gates: Tensor, candidate: Tensor, old: Tensor, to_gates: Tensor, to_old: Tensor
 ) -> None:
     reset, raw, update = gates.chunk(3, -1)
@@ -130,12 +134,12 @@ def _draw_whole(logits: Tensor, points: Tensor, below: Tensor, probs: Tensor, st
     stoch.copy_(torch.cat([below[:, :1], inner], 1) - torch.cat([inner, below[:, -1:]], 1))
 
 
-def _draw_back_whole(to_stoch: Tensor, more: Tensor, to_logits: Tensor, probs: Tensor, out: Tensor) -> None:
+def _draw_backward_whole(to_stoch: Tensor, more: Tensor, to_logits: Tensor, probs: Tensor, out: Tensor) -> None:
     weighted = (to_stoch + more) * probs
     out.copy_(to_logits + (1 - UNIMIX) * (weighted - probs * weighted.sum(1, keepdim=True)))
 
 
-WHOLE = Pieces(_norm_whole, _norm_back_whole, _gate_whole, _gate_back_whole, _draw_whole, _draw_back_whole)
+WHOLE = Pieces(_norm_whole, _norm_backward_whole, _gate_whole, _gate_backward_whole, _draw_whole, _draw_backward_whole)
 
 
 @cache

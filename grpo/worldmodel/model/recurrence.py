@@ -1,8 +1,8 @@
 """The recurrence: a step of it as torch differentiates it, and all T of them with a backward pass of their own.
 
-In `Scan` a step is a handful of small products, so everything around them counts: results go straight to where the way
-back finds them, (T, B, …), and every weight's gradient is one product after the loop. What does not depend on the
-recurrence has been computed before it.
+In `Scan` a step is a handful of small products, so everything around them counts: results go straight to where the
+backward pass finds them, (T, B, …), and every weight's gradient is one product after the loop. What does not depend on
+the recurrence has been computed before it.
 """
 
 from __future__ import annotations
@@ -75,27 +75,27 @@ class _Norm:
     """The RMS norm, gain and SiLU of one place in the step, at all steps; `out` (T, B, …) is what it gave."""
 
     def __init__(self, pieces: Pieces, gain: Tensor, steps: int, batch: int) -> None:
-        self._ahead, self._back = pieces.norm, pieces.norm_back
+        self._forward, self._backward = pieces.norm, pieces.norm_backward
         self._root = gain.shape[-1] ** 0.5
         self._gain, self._least = gain * self._root, gain.shape[-1] * EPS
         self.out = gain.new_empty(steps, batch, *gain.shape)
         self._outs, self._units = self.out.unbind(0), torch.empty_like(self.out).unbind(0)
         self._lengths = gain.new_empty(*self.out.shape[:-1], 1).unbind(0)
 
-    def ahead(self, step: int, x: Tensor) -> Tensor:
+    def forward(self, step: int, x: Tensor) -> Tensor:
         """What it gives."""
-        self._ahead(x, self._gain, self._least, self._lengths[step], self._units[step], self._outs[step])
+        self._forward(x, self._gain, self._least, self._lengths[step], self._units[step], self._outs[step])
         return self._outs[step]
 
     def turn(self) -> None:
-        """Make room for the way back: the gradients of what it was given, (T, B, …), and of the gain."""
+        """Make room for the backward pass: the gradients of what it was given, (T, B, …), and of the gain."""
         self.grad = torch.empty_like(self.out)
         self._grads = self.grad.unbind(0)
         self._to_gain = torch.zeros_like(self._grads[0])
 
-    def back(self, step: int, grad: Tensor) -> Tensor:
+    def backward(self, step: int, grad: Tensor) -> Tensor:
         """The same backwards."""
-        self._back(grad, self._units[step], self._lengths[step], self._gain, self._to_gain, self._grads[step])
+        self._backward(grad, self._units[step], self._lengths[step], self._gain, self._to_gain, self._grads[step])
         return self._grads[step]
 
     @property
@@ -124,7 +124,7 @@ def few_threads(weight_KIJ: Tensor, batch: int) -> Iterator[None]:
 
 
 class _Tape:
-    """B sequences of T steps: what the way back needs of them. Latents are (B, C, S) here, see `shares`."""
+    """B sequences of T steps: what the backward pass needs of them. Latents are (B, C, S) here, see `shares`."""
 
     def __init__(self, pieces: Pieces, w: Weights, steps: int, deter: Tensor, stoch: Tensor) -> None:
         self.pieces, batch, new, self.classes = pieces, len(deter), deter.new_empty, stoch.shape[1]
@@ -136,7 +136,7 @@ class _Tape:
         self.old_stoch, self.stoch, self.logits, self.probs = (new(steps, *stoch.shape) for _ in range(4))
         self.gates, self.candidate = new(steps, blocks, batch, 3 * size), new(steps, blocks, batch, size)
 
-    def ahead(self, given: tuple[Tensor, ...], deter: Tensor, stoch: Tensor) -> None:
+    def forward(self, given: tuple[Tensor, ...], deter: Tensor, stoch: Tensor) -> None:
         """The loop, over actions, observations, what is kept of the state before, and uniform numbers."""
         w, blocks = self.w, len(self.w.block_KII)
         seen, hidden = torch.empty_like(self.inputs.out[0]), torch.empty_like(deter)
@@ -158,19 +158,19 @@ class _Tape:
             old_stoch = torch.mul(stoch, keep[t], out=old_stochs[t])
             torch.addmm(bias[0], old, w.deter_HD.t(), out=from_deter)
             torch.addmm(bias[1], old_stoch, w.stoch_HS.t(), out=from_stoch)
-            self.inputs.ahead(t, seen)
+            self.inputs.forward(t, seen)
             torch.addmm(action[t], inputs[t], w.mix_DX.t(), out=hidden)
             hidden_KBI += torch.bmm(old_blocks[t], w.block_KII, out=mixed_KBI)
-            self.hidden.ahead(t, hidden)
+            self.hidden.forward(t, hidden)
             torch.baddbmm(w.gru_bias_K1J, recalled[t], w.gru_KIJ, out=gates[t])
             self.pieces.gate(old_blocks[t], gates[t], candidates[t], new_blocks[t])
             deter = deters[t]
-            layer = self.layer.ahead(t, torch.addmm(embed[t], deter, w.posterior_HD.t()))
+            layer = self.layer.forward(t, torch.addmm(embed[t], deter, w.posterior_HD.t()))
             torch.addmm(w.logits_bias_S, layer, w.logits_SH.t(), out=logits[t])
             self.pieces.draw(every_logits[t], points[t], below, probs[t], stochs[t])
             stoch = stochs[t].flatten(1)
 
-    def back(self, keep_TB1: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    def backward(self, keep_TB1: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         """The loop backwards, from the gradients of memories, latents and logits.
 
         To those of actions, observations, the first memory, the first latents, and the weights.
@@ -186,12 +186,12 @@ class _Tape:
         to_kept = torch.empty_like(candidates[0])
         gru_KJI, block_KII = w.gru_KIJ.transpose(1, 2), w.block_KII.transpose(1, 2)
         for t in reversed(range(len(keep))):
-            self.pieces.draw_back(to_stoch, more_stoch[t], more_logits[t], probs[t], all_logits[t])
-            to_layer = self.layer.back(t, all_logits[t].flatten(1) @ w.logits_SH)
+            self.pieces.draw_backward(to_stoch, more_stoch[t], more_logits[t], probs[t], all_logits[t])
+            to_layer = self.layer.backward(t, all_logits[t].flatten(1) @ w.logits_SH)
             to_new = in_blocks((to_deter + more_deter[t]).addmm_(to_layer, w.posterior_HD), blocks)
-            self.pieces.gate_back(to_new, gates[t], candidates[t], olds[t], to_gates[t], to_kept)
-            to_hidden = self.hidden.back(t, joined(torch.bmm(to_gates[t], gru_KJI)))
-            to_seen = self.inputs.back(t, (to_hidden @ w.mix_DX).view_as(self.inputs.out[t]))
+            self.pieces.gate_backward(to_new, gates[t], candidates[t], olds[t], to_gates[t], to_kept)
+            to_hidden = self.hidden.backward(t, joined(torch.bmm(to_gates[t], gru_KJI)))
+            to_seen = self.inputs.backward(t, (to_hidden @ w.mix_DX).view_as(self.inputs.out[t]))
             to_old = torch.baddbmm(to_kept, in_blocks(to_hidden, blocks), block_KII)
             to_deter = joined(to_old).addmm_(to_seen[:, 0], w.deter_HD).mul_(keep[t])
             to_stoch = (to_seen[:, 1] @ w.stoch_HS).mul_(keep[t]).view_as(to_stoch)
@@ -253,7 +253,7 @@ class Scan(torch.autograd.Function):
         stoch = stoch.transpose(1, 2)
         ctx.tape = tape = _Tape(pieces, Weights(*weights), len(action_TBD), deter, stoch)
         with few_threads(tape.w.gru_KIJ, len(deter)):
-            tape.ahead((action_TBD, embed_TBH, keep_TB1, uniform_TBS), deter, stoch)
+            tape.forward((action_TBD, embed_TBH, keep_TB1, uniform_TBS), deter, stoch)
         return tape.deter.detach(), tape.stoch.transpose(2, 3), tape.logits.transpose(2, 3)  # never the tape's own
 
     @staticmethod
@@ -263,7 +263,7 @@ class Scan(torch.autograd.Function):
         keep_TB1, *_ = ctx.saved_tensors
         to_deter, to_stoch, to_logits = grads
         with few_threads(ctx.tape.w.gru_KIJ, keep_TB1.shape[1]):
-            found = ctx.tape.back(keep_TB1, to_deter, to_stoch.transpose(2, 3), to_logits.transpose(2, 3))
+            found = ctx.tape.backward(keep_TB1, to_deter, to_stoch.transpose(2, 3), to_logits.transpose(2, 3))
         action, embed, deter, stoch, *weights = found
         return None, action, embed, None, None, deter, stoch.transpose(1, 2), *weights
 

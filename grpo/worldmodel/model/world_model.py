@@ -70,7 +70,7 @@ class WorldModel(nn.Module):
         reward: TwoHot = self.reward_head(flat)
         return reward
 
-    def goes_on(self, flat: Tensor) -> Bernoulli:
+    def continues(self, flat: Tensor) -> Bernoulli:
         """Whether the episode does not end in these states."""
         return Bernoulli(self.continue_head(flat).float()[..., 0])
 
@@ -88,12 +88,12 @@ class WorldModel(nn.Module):
         flat = seen.latent.flat
         posterior, prior = Latents.of(seen.posterior_BTSC), Latents.of(seen.prior_BTSC)
         dynamics, representation = balanced_kl(posterior, prior)
-        reward, goes_on = self.reward(flat), self.goes_on(flat)
+        reward, continues = self.reward(flat), self.continues(flat)
         painted = self.decoder(seen.latent.deter, seen.latent.stoch)
         losses = {f"reconstruction/{key}": x for key, x in self.decoder.losses(painted, batch).items()}
         losses |= {
             "reward": -reward.log_prob(batch["reward"]),
-            "continue": -goes_on.log_prob(~batch["is_terminal"]),
+            "continue": -continues.log_prob(~batch["is_terminal"]),
             "dynamics": DYNAMICS * dynamics,
             "representation": REPRESENTATION * representation,
         }
@@ -132,7 +132,7 @@ class WorldModel(nn.Module):
             states.append(self.rssm.imagine_step(states[-1], action_BA, random))
         every = Latent(torch.stack([x.deter for x in states], 1), torch.stack([x.stoch for x in states], 1))
         predicted = self.decoder.observations(self.decoder(every.deter, every.stoch))
-        predicted |= {"reward": self.reward(every.flat).mean, "continue": self.goes_on(every.flat).mean}
+        predicted |= {"reward": self.reward(every.flat).mean, "continue": self.continues(every.flat).mean}
         truth = {key: batch[key] for key in self.shapes}
         truth |= {"reward": batch["reward"], "continue": (~batch["is_terminal"]).to(every.deter)}
         return {key: Forecast(truth[key], x, _difference(truth[key], x)) for key, x in predicted.items()}

@@ -274,16 +274,22 @@ class Replay:
 
     def _layout(self) -> dict[str, Any]:
         """What a state fits."""
-        own = {name: getattr(self, name) for name in ("capacity", "length", "lanes", "chunk", "seed", "online")}
-        latent = None if self.latent is None else [*self.latent, self._latent_record["deter"].base.name]
-        return own | {"latent": latent}
+        return {
+            "capacity": self.capacity,
+            "length": self.length,
+            "lanes": self.lanes,
+            "chunk": self.chunk,
+            "seed": self.seed,
+            "online": self.online,
+            "latent": None if self.latent is None else [*self.latent, self._latent_record["deter"].base.name],
+        }
 
     def close(self) -> None:
         """Close the files."""
         self._store.close()
 
 
-class Ratio:
+class TrainRatio:
     """When to learn: so many replayed steps for each step of the environment, as in DreamerV3.
 
     The first time it is asked, one update is due, and steps count from there: those before learning began are no debt.

@@ -46,7 +46,7 @@ def test_nothing_to_adapt_is_an_error():
 @pytest.mark.parametrize("what", ["actor", "both"])
 def test_only_adapters_move_and_the_reference_is_the_agent_before(what, run_folder):
     trainer = make(init_from=str(run_folder), adapter_rank=2, adapt=what, beta=0.1, pretrain=None)
-    model, actor = trainer.source.study.model, trainer.policy.module
+    model, actor = trainer.source.learner.model, trainer.policy.module
     before_model, before_actor = weights(model), weights(actor)
     first = trainer.step()
     assert first["kl"] == 0.0
@@ -69,7 +69,7 @@ def test_only_adapters_move_and_the_reference_is_the_agent_before(what, run_fold
 
 def test_an_agent_begins_with_another_run_s_weights(run_folder):
     one, fresh = make(init_from=str(run_folder)), make()
-    assert not same(weights(one.source.study.model), weights(fresh.source.study.model))
+    assert not same(weights(one.source.learner.model), weights(fresh.source.learner.model))
     assert not same(weights(one.policy.module), weights(fresh.policy.module))
     for made in (one, fresh):
         made.source.close()
@@ -89,7 +89,7 @@ def test_an_adapted_run_is_resumed_exactly(run_folder, tmp_path):
     again.step()
     again.step()
     assert same(weights(whole.policy.module), weights(again.policy.module))
-    assert same(weights(whole.source.study.model), weights(again.source.study.model))
+    assert same(weights(whole.source.learner.model), weights(again.source.learner.model))
     for made in (whole, cut, again):
         made.source.close()
 
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(settings, message, run_folder):
 def test_a_copy_has_its_own_adapters_while_its_original_imagines(run_folder):
     """As in acting beside learning, where a copy plays with what the agent was when it began."""
     trainer = make(init_from=str(run_folder), adapter_rank=2, pretrain=None)
-    rssm, read = trainer.source.study.model.rssm, []
+    rssm, read = trainer.source.learner.model.rssm, []
     copied = copy.deepcopy(rssm)
     with torch.no_grad():
         for part in adapters(rssm):

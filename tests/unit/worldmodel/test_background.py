@@ -62,7 +62,7 @@ def test_as_many_steps_are_played_and_learned_from_as_in_lockstep():
 def test_it_does_not_matter_who_is_faster():
     one, _ = trained(4, env=Slow, vector="serial", acting="beside")
     two, _ = trained(4, env=Slow, env_kwargs={"pause": 0.02}, vector="serial", acting="beside")
-    assert same(weights(one.source.study.model), weights(two.source.study.model))
+    assert same(weights(one.source.learner.model), weights(two.source.learner.model))
     assert same(weights(one.policy.module), weights(two.policy.module))
     for made in (one, two):
         made.source.close()
@@ -115,9 +115,9 @@ def test_the_copy_that_plays_follows_the_learner():
     source.state()
     beside.refresh()
     assert same(weights(beside.policy.module), weights(trainer.policy.module))
-    assert same(weights(beside.model.encoder), weights(source.study.model.encoder))
-    assert same(weights(beside.model.rssm), weights(source.study.model.rssm))
-    assert beside.model.decoder is source.study.model.decoder  # nobody plays with it
+    assert same(weights(beside.model.encoder), weights(source.learner.model.encoder))
+    assert same(weights(beside.model.rssm), weights(source.learner.model.rssm))
+    assert beside.model.decoder is source.learner.model.decoder  # nobody plays with it
     trainer.source.close()
 
 

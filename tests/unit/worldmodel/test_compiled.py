@@ -81,10 +81,10 @@ def test_nothing_is_captured_without_a_cuda_device():
 def test_futures_of_a_compiled_step_are_those_without():
     trainer = make(env="Pendulum-v1", vector="serial")
     trainer.step()
-    model, policy = trainer.source.study.model, trainer.policy
+    model, policy = trainer.source.learner.model, trainer.policy
     start = model.rssm.initial(3)
     plain, compiled = (Imagination(model, policy, how)(start, 2, 4, torch.Generator().manual_seed(1)) for how in (0, 1))
-    for name in ("flat", "action_NH", "logp_NH", "reward_NH", "goes_on_NH"):
+    for name in ("flat", "action_NH", "logp_NH", "reward_NH", "continue_NH"):
         torch.testing.assert_close(getattr(plain, name), getattr(compiled, name), rtol=1e-4, atol=1e-5)
     trainer.source.close()
 

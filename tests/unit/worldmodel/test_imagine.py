@@ -10,7 +10,7 @@ from grpo.core.advantages import reward_to_go
 from grpo.protocols import CollectRequest
 from grpo.worldmodel.imagine import Futures, Imagination, own_rewards
 from grpo.worldmodel.model.rssm import Latent
-from grpo.worldmodel.returns import Critic, Range, as_rewards, discounted, lambda_returns
+from grpo.worldmodel.returns import Critic, ReturnNormalizer, as_rewards, discounted, lambda_returns
 from tests.unit.worldmodel.worlds import generator, make
 
 GAMMA = 0.9
@@ -25,7 +25,7 @@ def agent():
 
 
 def futures(agent, count=6, group=4, horizon=7, seed=0):
-    model = agent.source.study.model
+    model = agent.source.learner.model
     size = model.size
     one_hot = torch.eye(size.classes)[torch.randint(size.classes, (count, size.stoch), generator=generator(seed))]
     start = Latent(torch.randn(count, size.deter, generator=generator(seed)), one_hot)
@@ -34,12 +34,12 @@ def futures(agent, count=6, group=4, horizon=7, seed=0):
 
 def test_the_futures_of_a_group_begin_in_one_state_and_part(agent):
     start, found = futures(agent)
-    assert found.flat.shape == (24, 8, agent.source.study.model.flat_width)
+    assert found.flat.shape == (24, 8, agent.source.learner.model.flat_width)
     for p in range(6):
         group = found.flat[4 * p : 4 * p + 4]
         assert all(torch.equal(row, start.flat[p]) for row in group[:, 0])
         assert not torch.equal(group[0, -1], group[1, -1])
-    assert found.action_NH.shape == found.reward_NH.shape == found.goes_on_NH.shape == (24, 7)
+    assert found.action_NH.shape == found.reward_NH.shape == found.continue_NH.shape == (24, 7)
     assert not found.flat.requires_grad and not found.logp_NH.requires_grad
 
 
@@ -51,7 +51,7 @@ def test_the_same_generator_gives_the_same_futures(agent):
 def test_many_at_once_are_one_at_a_time(agent):
     """A step of the loop is the model's own step with the actions that were drawn."""
     _, found = futures(agent, group=2, horizon=3)
-    model, actions = agent.source.study.model, agent.policy.actions
+    model, actions = agent.source.learner.model, agent.policy.actions
     uniform = torch.rand(3, 12, model.size.stoch, generator=generator(3))
     for t in range(3):
         led = model.rssm.imagine_step(found.latent[:, t], actions.code(found.action_NH[:, t]), uniform[t])
@@ -63,7 +63,7 @@ def test_weights_are_the_chance_to_get_there_discounted(agent):
     _, found = futures(agent)
     weight = found.weight_NH(GAMMA)
     assert torch.equal(weight[:, 0], torch.ones(24))
-    by_hand = math.prod(GAMMA * float(c) for c in found.goes_on_NH[5, :4])
+    by_hand = math.prod(GAMMA * float(c) for c in found.continue_NH[5, :4])
     assert float(weight[5, 4]) == pytest.approx(by_hand, rel=1e-5)
 
 
@@ -72,26 +72,26 @@ def test_weights_are_the_chance_to_get_there_discounted(agent):
 
 def given(seed=0, rows=5, steps=6):
     reward = torch.randn(rows, steps, generator=generator(seed))
-    goes_on = torch.rand(rows, steps, generator=generator(seed + 1))
+    continues = torch.rand(rows, steps, generator=generator(seed + 1))
     value = torch.randn(rows, steps, generator=generator(seed + 2))
-    return reward, goes_on, value
+    return reward, continues, value
 
 
 def test_returns_are_what_a_loop_by_hand_gives():
-    reward, goes_on, value = given()
-    found = lambda_returns(reward, goes_on, value, value[:, -1], GAMMA, 0.8)
+    reward, continues, value = given()
+    found = lambda_returns(reward, continues, value, value[:, -1], GAMMA, 0.8)
     for n in range(5):
         ahead = float(value[n, -1])
         for t in reversed(range(6)):
-            ahead = float(reward[n, t]) + GAMMA * float(goes_on[n, t]) * (0.2 * float(value[n, t]) + 0.8 * ahead)
+            ahead = float(reward[n, t]) + GAMMA * float(continues[n, t]) * (0.2 * float(value[n, t]) + 0.8 * ahead)
             assert float(found[n, t]) == pytest.approx(ahead, rel=1e-4, abs=1e-5)
 
 
 def test_rewards_made_of_returns_sum_to_them_in_the_hall():
     """With the certain chance to go on they are the rewards themselves."""
-    reward, goes_on, _ = given()
+    reward, continues, _ = given()
     nothing = torch.zeros(5)
-    returns = discounted(reward, goes_on, nothing, GAMMA)
+    returns = discounted(reward, continues, nothing, GAMMA)
     mask = torch.ones(5, 6, dtype=torch.bool)
     torch.testing.assert_close(reward_to_go(as_rewards(returns, GAMMA), mask, GAMMA).float(), returns)
     sure = discounted(reward, torch.ones(5, 6), nothing, GAMMA)
@@ -114,10 +114,10 @@ def test_the_hall_sees_the_discounted_weighted_return_of_the_first_decision(cred
 
 
 def test_a_range_is_at_least_one_and_follows_slowly():
-    seen = Range()
+    seen = ReturnNormalizer()
     assert seen.update(torch.zeros(10, 10)) == 1.0
     wide = torch.linspace(0, 100, 101)[None]
-    fresh = Range()
+    fresh = ReturnNormalizer()
     assert fresh.update(wide) == pytest.approx(90, abs=1)
     assert fresh.update(torch.zeros(10, 10)) == pytest.approx(0.99 * 90, abs=1)
 
@@ -148,7 +148,7 @@ def test_a_critic_s_update_that_is_not_finite_is_skipped():
 
 def test_a_batch_of_futures_holds_what_the_model_believes(agent):
     _, found = futures(agent)
-    batch = Futures(found, agent.source.study.model, agent.policy)
+    batch = Futures(found, agent.source.learner.model, agent.policy)
     assert batch["action"].shape == (24, 7, 2) and batch["continue"].shape == (24, 7)
     assert "vector" not in batch and batch["vector"].shape == (24, 7, 4) and "vector" in batch
 
@@ -164,7 +164,7 @@ def test_rewards_are_returned_or_set(agent, how, shape):
             return wanted
         batch["rewards"] = wanted
 
-    assert torch.equal(own_rewards(pays, Futures(found, agent.source.study.model, agent.policy)), wanted)
+    assert torch.equal(own_rewards(pays, Futures(found, agent.source.learner.model, agent.policy)), wanted)
 
 
 @pytest.mark.parametrize("actor", ["group", "critic"])

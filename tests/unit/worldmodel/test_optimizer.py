@@ -1,4 +1,4 @@
-"""The optimiser equals its formulas, clips as stated and goes on exactly where it was saved."""
+"""The optimizer equals its formulas, clips as stated and goes on exactly where it was saved."""
 
 import copy
 import json

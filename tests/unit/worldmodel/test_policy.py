@@ -52,7 +52,7 @@ def test_the_update_is_the_objective_on_the_imagined_rollouts(settings):
 
 
 def test_without_advantages_the_actor_stays_as_it_is():
-    """Every future pays the same; β, entropy and weight decay are 0, and the optimiser is fresh."""
+    """Every future pays the same; β, entropy and weight decay are 0, and the optimizer is fresh."""
     trainer = make(reward_fn=lambda batch: torch.ones(len(batch["reward"])), beta=0, entropy_coef=0, weight_decay=0)
     before = weights(trainer.policy.module)
     report = trainer.step()
@@ -74,7 +74,7 @@ def test_the_world_model_gets_no_gradient_from_the_actor(actor):
     """Its weights are the same after the update as before it, and no gradient is left on them."""
     trainer = make(actor=actor)
     trainer.step()
-    model = trainer.source.study.model
+    model = trainer.source.learner.model
     kept: dict[str, torch.Tensor] = {}
     collect = trainer.source.collect
 

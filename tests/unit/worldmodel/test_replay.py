@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.protocols import State
-from grpo.worldmodel.replay.buffer import Ratio, Replay
+from grpo.worldmodel.replay.buffer import Replay, TrainRatio
 
 LATENT = (3, 2, 4)
 
@@ -372,7 +372,7 @@ def test_one_thread_may_add_while_another_samples(tmp_path):
 
 @pytest.mark.parametrize(("train_ratio", "batch", "each"), [(32, 1024, 1), (512, 1024, 4), (0.1, 7, 3), (1000, 64, 16)])
 def test_updates_keep_the_ratio_exactly(train_ratio, batch, each):
-    ratio, made = Ratio(train_ratio, batch), 0
+    ratio, made = TrainRatio(train_ratio, batch), 0
     for env_steps in range(100, 100_000, each):
         made += ratio.due(env_steps)
         wanted = (env_steps - 100) * train_ratio / batch
@@ -380,13 +380,13 @@ def test_updates_keep_the_ratio_exactly(train_ratio, batch, each):
 
 
 def test_steps_before_learning_are_no_debt_and_nothing_is_due_twice():
-    ratio = Ratio(64, 64)
+    ratio = TrainRatio(64, 64)
     assert [ratio.due(n) for n in (1000, 1000, 1001, 1005, 1005)] == [1, 0, 1, 4, 0]
-    assert Ratio(0, 64).due(10**6) == 0
+    assert TrainRatio(0, 64).due(10**6) == 0
 
 
 def test_a_restored_ratio_goes_on():
-    one, other = Ratio(0.3, 7), Ratio(0.3, 7)
+    one, other = TrainRatio(0.3, 7), TrainRatio(0.3, 7)
     for n in range(500):
         one.due(n)
     other.load_state(through_files(one.state()))

@@ -25,7 +25,7 @@ FLAGS = [word for name, value in SMALL.items() for word in (f"--{name.replace('_
 def test_a_forecast_is_the_truth_a_prediction_and_their_difference():
     trainer = make()
     trainer.step()
-    found = forecasts(trainer.source.study, trainer.source.replay.peek(3, 0), generator())
+    found = forecasts(trainer.source.learner, trainer.source.replay.peek(3, 0), generator())
     assert set(found) == {"vector", "reward", "continue"}
     assert found["vector"].truth.shape == found["vector"].prediction.shape == (3, 8, 4)
     assert (found["vector"].error == found["vector"].prediction - found["vector"].truth).all()

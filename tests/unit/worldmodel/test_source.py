@@ -44,10 +44,10 @@ def test_what_is_remembered_is_what_the_environment_gave():
 
 def test_a_model_that_is_not_trained_stays_as_it_is():
     trainer = make(train_ratio=0, pretrain=None)
-    before = weights(trainer.source.study.model)
+    before = weights(trainer.source.learner.model)
     trainer.step()
     trainer.step()
-    assert same(before, weights(trainer.source.study.model)) and trainer.source.study.updates == 0
+    assert same(before, weights(trainer.source.learner.model)) and trainer.source.learner.updates == 0
     trainer.source.close()
 
 
@@ -55,7 +55,7 @@ def test_a_model_that_diverges_leaves_what_it_learned_from(tmp_path, monkeypatch
     trainer = make()
     trainer.source.folder = tmp_path
     trainer.step()
-    model = trainer.source.study.model
+    model = trainer.source.learner.model
     real = model.loss
     monkeypatch.setattr(model, "loss", lambda *given: (real(*given)[0] * torch.nan, *real(*given)[1:]))
     with pytest.raises(ModelDiverged, match=r"lower model_learning_rate.*; the last batch is in .*diverged-model"):
