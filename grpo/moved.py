@@ -50,7 +50,7 @@ MOVED = {
     "worldmodel.pieces": "worldmodel.model.pieces",
     "worldmodel.adapters": "worldmodel.model.adapters",
     "worldmodel.compiled": "worldmodel.model.compiled",
-    "worldmodel.memory": "worldmodel.model.memory",
+    "worldmodel.memory": "worldmodel.process",
     "worldmodel.learner": "worldmodel.model.world_model",
     "worldmodel.study": "worldmodel.model.learner",
     "worldmodel.scan": "worldmodel.model.recurrence",

@@ -24,6 +24,7 @@ from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.model.rssm import Size
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, make_network
+from grpo.worldmodel.process import prepare
 from grpo.worldmodel.replay.buffer import Sample
 
 RATE, WARMUP, ACTOR_LAYERS = 4e-5, 1000, 3
@@ -46,7 +47,7 @@ def build(cell: dict[str, Any]) -> Built:
     shapes = {key: x.shape[2:] for key, x in given.items() if key in ("vector", "image")}
     device = torch.device(cell["device"])
     model, random = WorldModel(shapes, actions, size).to(device), torch.Generator().manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = True  # as the trainer has it
+    prepare(device, "tf32")  # as a run does
     how = {"graphs": HOW != "plain", "compiled": wanted(ASKED.get(HOW), device)}
     learner, replay = Learner(model, RATE, WARMUP, frozen=False, coarse=HOW == "bfloat16", **how), _NoReplay()
     zeros = np.zeros((cell["batch"], size.deter), np.float32)

@@ -34,6 +34,7 @@ from grpo.worldmodel.model.learner import Learner, ModelDiverged, choose
 from grpo.worldmodel.model.optimizer import part
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.policy import ActorPolicy
+from grpo.worldmodel.process import prepare
 from grpo.worldmodel.replay.buffer import Replay, Sample, TrainRatio
 from grpo.worldmodel.returns import Critic, ReturnNormalizer, as_rewards, discounted, lambda_returns
 from grpo.worldmodel.show import leave_forecast, leave_groups, leave_strips
@@ -138,7 +139,7 @@ class WorldModelSource:
 
     def _live(self, step: int) -> Latent:
         """Play and learn what is due; the states to imagine from."""
-        self._expect_parent()
+        self._begin()
         lanes, replay = self._awake()
         config = self.config
         if self._beside is None:
@@ -197,10 +198,11 @@ class WorldModelSource:
             return f"; the batch was not kept: {error}"
         return f"; the last batch is in {path}"
 
-    def _expect_parent(self) -> None:
-        """Nobody takes a fresh agent for the one that was asked for."""
+    def _begin(self) -> None:
+        """Before anything is played: nobody takes a fresh agent for the one that was asked for."""
         if self.parentless is not None:
             raise ConfigError(self.parentless)
+        prepare(self.policy.device, self.config.precision)
 
     def _expect_sound(self, lanes: Lanes, step: int) -> None:
         """Environments that failed: an error on the first step, later a warning; the run counts them."""
@@ -326,13 +328,13 @@ class WorldModelSource:
 
     def judge(self, episodes: int, greedy: bool = True, seed: int | None = None) -> Evaluation:
         """So many episodes on independent starts."""
-        self._expect_parent()
+        self._begin()
         chosen = self.config.seed if seed is None else seed
         return judge(self.eval_envs, self.view, self.model, self.policy, episodes, greedy, chosen)
 
     def watch(self, episodes: int, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes in a window or a film; their returns."""
-        self._expect_parent()
+        self._begin()
         return watch(self.eval_envs, self.view, self.model, self.policy, episodes, self.config.seed, render, video)
 
     def leave(self, folder: Path) -> Mapping[str, Path]:

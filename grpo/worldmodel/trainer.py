@@ -202,8 +202,6 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Learner
 
 
 def _learner(config: WorldModelConfig, model: WorldModel, device: torch.device) -> Learner:
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.precision != "float32"
     return Learner(
         model,
         config.model_learning_rate,

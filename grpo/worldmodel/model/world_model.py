@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from grpo.config import ConfigError
 from grpo.worldmodel.model.distributions import Bernoulli, Latents, TwoHot
-from grpo.worldmodel.model.memory import keep_freed
 from grpo.worldmodel.model.networks import Decoder, Encoder, Shapes, TwoHotHead, head
 from grpo.worldmodel.model.rssm import RSSM, Latent, Observed, Size, size_of
 
@@ -51,7 +50,6 @@ class WorldModel(nn.Module):
             raise ConfigError(f"an observation cannot be called {taken[0]!r}, a batch has that already; rename it")
         self.shapes, self.action_width, self.size = dict(shapes), action_width, size_of(size)
         deter, stoch, units = self.size.deter, self.size.stoch * self.size.classes, self.size.units
-        keep_freed()
         with torch.random.fork_rng(devices=[]):  # the same seed gives the same model, and nobody else's numbers move
             torch.default_generator.manual_seed(seed)
             self.encoder = Encoder(shapes, units, self.size.depth)
