@@ -1,4 +1,4 @@
-"""What a run of the world model asks of the whole process; whoever begins one calls it, nobody who only makes a model."""
+"""What a run of the world model asks of the whole process: whoever begins one calls it, nobody who makes a model."""
 
 from __future__ import annotations
 

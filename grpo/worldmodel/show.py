@@ -5,6 +5,8 @@ forecast.mp4    the same for pictures: truth, prediction and error one below the
 groups.png      imagined futures, group by group: what each had earned by when
 
 Beside the samples of some steps, of one replayed sequence: strips of pictures (real, imagined, error), or its forecast.
+
+Letters: B replayed sequences, F numbers of a latent.
 """
 
 from __future__ import annotations
@@ -14,15 +16,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from grpo.envs.video import write_video
 from grpo.worldmodel.imagine import Imagined
 from grpo.worldmodel.model.learner import Learner
-from grpo.worldmodel.model.world_model import Forecast
+from grpo.worldmodel.model.world_model import Forecast, WorldModel
 from grpo.worldmodel.replay.buffer import Sample
+from grpo.worldmodel.views import VECTOR
 
 CONTEXT = 5
 """Steps that the model sees before it goes on alone."""
+MOST_SEEN = 8
+"""Numbers of an observation that are kept to look at; larger ones say little to the eye."""
 MOST_CURVES = 8
 MOST_GROUPS = 6
 MOST_SIDE_BY_SIDE = 4
@@ -30,6 +36,16 @@ MOST_IN_STRIP = 48
 FPS = 8
 ENLARGED = 4
 """Pixels a side that a pixel becomes in a film."""
+
+
+@torch.no_grad()
+def imagined_vectors(model: WorldModel, flat: Tensor) -> Tensor | None:
+    """The numbers that the model sees in imagined states, (N, T, F) → (N, T, numbers); None: none, or too many."""
+    if model.shapes.get(VECTOR, (MOST_SEEN + 1,))[0] > MOST_SEEN:
+        return None
+    deter, stoch = flat[..., : model.size.deter], flat[..., model.size.deter :]
+    painted = model.decoder(deter, stoch.view(*stoch.shape[:-1], model.size.stoch, model.size.classes))
+    return model.decoder.observations(painted)[VECTOR].round(decimals=4)
 
 
 def forecasts(learner: Learner, sample: Sample, random: torch.Generator) -> dict[str, Forecast]:

@@ -100,13 +100,13 @@ def test_beyond_the_budget_the_run_stops_with_a_checkpoint(doomed, tmp_path):
 def test_an_environment_that_can_no_longer_begin_ends_with_its_message(monkeypatch):
     trainer = make("tests.faults.envs:Walk", vector="serial")
     trainer.step()
-    reset = trainer.source.fleet.reset
+    reset = trainer.source.collector.fleet.reset
 
     def refuses(members, seeds):
         begun = reset(members, seeds)
         return type(begun)(begun.observation, dict.fromkeys(range(len(seeds)), "Walk member 0: out of order"))
 
-    monkeypatch.setattr(trainer.source.fleet, "reset", refuses)
+    monkeypatch.setattr(trainer.source.collector.fleet, "reset", refuses)
     with pytest.raises(SamplesFailed, match="no episode could begin in 5 tries: Walk member 0: out of order"):
         for _ in range(5):
             trainer.step()

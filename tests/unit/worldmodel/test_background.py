@@ -110,7 +110,7 @@ def test_the_next_steps_are_played_while_nobody_waits_for_them(monkeypatch):
 def test_the_copy_that_plays_follows_the_learner():
     trainer, _ = trained(3, acting="beside")
     source = trainer.source
-    beside = source._beside
+    beside = source.collector.background
     assert not same(weights(beside.policy.module), weights(trainer.policy.module))  # it is a step behind
     source.state()
     beside.refresh()
@@ -126,8 +126,8 @@ def test_adapters_are_played_with_too(tmp_path):
     parent.train(steps=1, folder=tmp_path / "parent", progress=None)
     tuned, _ = trained(3, acting="beside", init_from=str(tmp_path / "parent"), adapter_rank=2, pretrain=None)
     tuned.state()
-    tuned.source._beside.refresh()
-    assert same(weights(tuned.source._beside.policy.module), weights(tuned.policy.module))
+    tuned.source.collector.background.refresh()
+    assert same(weights(tuned.source.collector.background.policy.module), weights(tuned.policy.module))
     tuned.source.close()
 
 
@@ -175,7 +175,7 @@ def test_a_checkpoint_survives_a_round_that_failed_and_plays_it_again(monkeypatc
 def test_an_episode_that_was_given_up_beside_counts_after_a_resume_too():
     trainer, _ = trained(1, acting="beside")
     trainer.state()
-    trainer.source._lanes.failures.append("it broke")
+    trainer.source.collector._lanes.failures.append("it broke")
     again = make(acting="beside")
     again.load_state(trainer.state())
     for made in (trainer, again):
@@ -186,7 +186,7 @@ def test_an_episode_that_was_given_up_beside_counts_after_a_resume_too():
 
 def test_the_thread_has_the_same_share_of_the_cores_whenever_it_begins():
     trainer = make(acting="beside")
-    beside, go, found, before = trainer.source._beside, threading.Event(), [], torch.get_num_threads()
+    beside, go, found, before = trainer.source.collector.background, threading.Event(), [], torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         beside.begin(lambda tape: (go.wait(60), found.append(torch.get_num_threads())))
@@ -331,5 +331,5 @@ def test_actions_are_held_one_environment_at_a_time():
     with pytest.raises(ConfigError, match="action_repeat=2 needs environments one by one: vector=serial or processes"):
         make(action_repeat=2, vector="classic")
     trainer = make(action_repeat=2)  # auto takes what can
-    assert trainer.source.fleet.size == 2
+    assert trainer.source.collector.fleet.size == 2
     trainer.source.close()
