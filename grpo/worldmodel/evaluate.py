@@ -1,4 +1,7 @@
-"""How good an agent is on starts that training never used; and films of it."""
+"""How good an agent is on starts that training never used; and films of it.
+
+Letters: E episodes, L of them at once, M still running, A numbers of an action's code.
+"""
 
 from __future__ import annotations
 

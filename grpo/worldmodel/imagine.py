@@ -4,6 +4,8 @@
 
 Everything random is drawn before the loop from one generator, so the same futures can be had again. An imagined future
 does not stop where its episode would: it goes on and counts less, by the probability that it got there (`weight_NH`).
+
+Letters: H steps of a future, S discrete latents, F numbers that the actor gives for a decision.
 """
 
 from __future__ import annotations

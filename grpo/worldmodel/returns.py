@@ -1,4 +1,7 @@
-"""What imagined futures are worth: returns, their range, and a critic for the actors that want one."""
+"""What imagined futures are worth: returns, their range, and a critic for the actors that want one.
+
+Letters: H steps of a future, F numbers of a latent.
+"""
 
 from __future__ import annotations
 

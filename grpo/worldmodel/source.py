@@ -3,7 +3,7 @@
 collect:  collector ─► replay ─► update the world model as often as is due
                              └─► P states seen on the way ─► P × G imagined futures ─► returns ─► Rollouts
 
-Letters beside CONTRIBUTING's: F numbers that the actor gives for a decision.
+Letters: H steps of a future, F numbers that the actor gives for a decision, B × T replayed steps.
 """
 
 from __future__ import annotations

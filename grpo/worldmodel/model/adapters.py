@@ -2,6 +2,8 @@
 
 They sit in the layer's weight itself (a parametrisation), because the recurrent model multiplies its weights by hand.
 B starts at 0, so an agent that was just adapted is the agent it was.
+
+Letters: I inputs and O outputs of a layer, R rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The world model's own learning: replayed sequences, as many updates as are due, and the states seen on the way."""
+"""The world model's own learning: replayed sequences, as many updates as are due, and the states seen on the way.
+
+Letters: B sequences, T steps of one, M = B·T states, D width of the deterministic latent, S × C the discrete.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Every layer is linear or convolutional → RMS norm → SiLU. Weights are truncated normals scaled by the width of the
 input, drawn from torch's own generator: whoever builds a model seeds it. Observations are told apart by their shape
 alone: (D,) is a vector, (H, W, C) a picture of bytes.
+
+Letters: N rows, K blocks, I inputs and O outputs (of a block), D width of the deterministic latent, S of the discrete.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 In `Scan` a step is a handful of small products, so everything around them counts: results go straight to where the
 backward pass finds them, (T, B, …), and every weight's gradient is one product after the loop. What does not depend on
 the recurrence has been computed before it.
+
+Letters: B sequences, T steps, D memory in K blocks of I, H hidden layer, S × C discrete latents, X and J: `Weights`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@
     the posterior  deter, observation → what they are
 
 What does not depend on the recurrence is computed for all steps at once: the action's and the observation's products
-before the loop, every weight's gradient after it. `observe` has a backward pass of its own (`scan`); `observe_step`,
-which torch differentiates by itself, is the same mathematics one step at a time.
+before the loop, every weight's gradient after it. `observe` has a backward pass of its own (`recurrence`);
+`observe_step`, which torch differentiates by itself, is the same mathematics one step at a time.
+
+Letters: B sequences, T steps, D deterministic latent, S × C discrete, E encoding, A action; weights: see `recurrence`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
 
 A batch is a dict of tensors (B, T, …): one for each observation, and `action`, `reward`, `is_first`, `is_terminal`. The
 action and the reward of a step are those that led into it.
+
+Letters: B sequences, T steps of one, A numbers of an action's code, S × C the discrete latents.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ only thing that changes after it was written.
 A state names the files it needs and carries the rest; files stay for as long as one of the last `keep_states` states
 needs them. A file of latents that a state names is not touched again but copied first.
 
-Letters: L lanes, N records at once. A record's position counts from the beginning of its lane.
+Letters: L lanes, N records at once, M rows of I bytes. A record's position counts from the beginning of its lane.
 """
 
 from __future__ import annotations
