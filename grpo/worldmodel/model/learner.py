@@ -35,7 +35,7 @@ class ModelDiverged(SamplesFailed):
 
 
 class Learner:
-    """A world model and its optimizer. On a CUDA device, updates are recorded (`graphs`) and what surrounds the
+    """A world model and its optimizer. On a CUDA device, updates are captured (`graphs`) and what surrounds the
     recurrence may learn in bfloat16 (`coarse`); `compiled`: see `pieces`.
     """
 
@@ -98,7 +98,7 @@ class Learner:
 
     def _clear(self) -> None:
         assert self._optimizer is not None
-        self._optimizer.zero_grad(set_to_none=not self._tensors[0].is_cuda)  # a recording has them where they were
+        self._optimizer.zero_grad(set_to_none=not self._tensors[0].is_cuda)  # a graph has them where they were
 
     def _moved(self, given: Tensors) -> Tensors:
         assert self._optimizer is not None
