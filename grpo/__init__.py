@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from grpo.recipes import RECIPES, Recipe, recipe
     from grpo.report import StepReport
     from grpo.rollouts import Denominators, Rollouts
-    from grpo.trainer import GRPOTrainer
+    from grpo.run.trainer import GRPOTrainer
     from grpo.view.launch import show
 
 __version__ = "0.1.0"
@@ -42,7 +42,7 @@ _HOME = {
     "Denominators": "grpo.rollouts",
     "Experience": "grpo.experience",
     "GRPOConfig": "grpo.config",
-    "GRPOTrainer": "grpo.trainer",
+    "GRPOTrainer": "grpo.run.trainer",
     "PairwiseReward": "grpo.feedback",
     "RankedReward": "grpo.feedback",
     "StepReport": "grpo.report",

@@ -39,8 +39,8 @@ from grpo.core.kl import exact_entropy
 from grpo.models import moved
 from grpo.protocols import Collected, CollectRequest, Reference, State
 from grpo.rollouts import Rollouts, Scores, by_cost
+from grpo.run.trainer import GRPOTrainer
 from grpo.seeding import generator
-from grpo.trainer import GRPOTrainer
 
 FLAT = (0.4,) * 5
 PAYOFFS = (FLAT, (0.1, 0.2, 0.0, 0.8, 0.3), FLAT, (0.7, 0.1, 0.3, 0.2, 0.0), FLAT)
@@ -231,10 +231,16 @@ class BanditSource:
 
 
 # 5. the trainer
+class BanditTrainer(GRPOTrainer):
+    """The trainer that everyone shares; runs of it are called `bandit`."""
+
+    task = "bandit"
+
+
 def make_trainer(config: BanditConfig) -> GRPOTrainer:
     """A trainer that starts from uniform play."""
     policy: SoftmaxPolicy = moved(SoftmaxPolicy(torch.zeros(config.arms)), config.device)
     reference: Reference | None = FrozenPolicy(policy) if config.algorithm.beta else None
     make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[config.optimizer]
     optimizer = make([policy.logits_V], lr=config.learning_rate, weight_decay=config.weight_decay)
-    return GRPOTrainer(config, policy, reference, optimizer=optimizer, source=BanditSource(policy, config))
+    return BanditTrainer(config, policy, reference, optimizer=optimizer, source=BanditSource(policy, config))

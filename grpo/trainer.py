@@ -1,7 +1,7 @@
-"""The trainer everyone shares: collect → reference → advantages → passes × minibatches × micro-batches → report.
+"""The step everyone shares: collect → reference → advantages → passes × minibatches × micro-batches → report.
 
 It knows no domain. A policy scores recorded decisions, a source samples and rewards them, a reference is optional.
-No files, clocks, logs or devices in here: a run puts those around it.
+No files, clocks, logs or devices in here: a run puts those around it (`grpo.run.trainer.GRPOTrainer`).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, repeat
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
 from grpo.rollouts import Rollouts
 from grpo.seeding import update_generator
 
-__all__ = ["Diverged", "GRPOTrainer", "StepReport"]
+__all__ = ["Diverged", "Hook", "StepReport", "Trainer"]
 
 MAX_NONFINITE = 3
 """Steps in a row without one finite update before training stops."""
@@ -42,8 +42,21 @@ class Diverged(RuntimeError):
         self.report = report
 
 
-class GRPOTrainer:
-    """Your policy, your reward, one trainer.
+class Hook(Protocol):
+    """What a room does around each step: a warm start, a learning rate, numbers of its own in the report.
+
+    class Constant:
+        def before(self, trainer): ...
+        def after(self, trainer, report):
+            report.metrics["learning_rate"] = trainer.config.learning_rate
+    """
+
+    def before(self, trainer: Trainer) -> None: ...
+    def after(self, trainer: Trainer, report: StepReport) -> None: ...
+
+
+class Trainer:
+    """One step of GRPO, and everything the next one depends on.
 
     Either `policy` and `reward_model` follow `grpo.protocols.PolicyModel` and `RewardModel`, or a room passes a
     `SequencePolicy` and a `RolloutSource`.
@@ -60,12 +73,13 @@ class GRPOTrainer:
         source: RolloutSource | None = None,
         states: Sequence[Any] | None = None,
         phase: Phase = no_phase,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         if config is not None and not isinstance(config, GRPOConfig):
             raise TypeError(f"config must be a GRPOConfig, got {type(config).__name__}; use GRPOConfig(**settings)")
         self.config = config or GRPOConfig()
         self.recipe = self.config.algorithm
-        self.phase = phase
+        self.phase, self.hooks = phase, tuple(hooks)
         self.steps_done = 0
         self.run_folder: Any = None
         """Where a run left its results last; `grpo.show(trainer)` looks there."""
@@ -83,6 +97,8 @@ class GRPOTrainer:
 
     def step(self, states: Sequence[Any] | None = None) -> StepReport:
         """Sample a group from each start, compare, learn."""
+        for hook in self.hooks:
+            hook.before(self)
         with self.phase("collect"):
             rollouts, metrics = self._collect(states)
         with self.phase("reference"):
@@ -101,31 +117,10 @@ class GRPOTrainer:
         self._sync_reference()
         metrics |= updates.metrics() | dict(self.source.metrics())
         report = StepReport(self.steps_done, metrics, updates.last_gates(experience), updates.last_scores(experience))
+        for hook in self.hooks:
+            hook.after(self, report)
         self._watch(updates, report)
         return report
-
-    def train(
-        self,
-        states: Iterable[Sequence[Any]] | None = None,
-        steps: int | None = None,
-        callbacks: Sequence[Callable[[StepReport], Any]] = (),
-    ) -> list[StepReport]:
-        """Many steps: one for each item of `states` (a list of states), at most `steps`.
-
-        Callbacks get each report; one that returns False ends the training. Of the reports that are returned, the last
-        has its arrays, the others their metrics.
-        """
-        if states is None and steps is None:
-            raise ValueError("train() needs states, steps or both")
-        reports: list[StepReport] = []
-        for batch in islice(repeat(None) if states is None else states, steps):
-            report = self.step(batch)
-            if reports:
-                reports[-1].forget()
-            reports.append(report)
-            if any(callback(report) is False for callback in callbacks):
-                break
-        return reports
 
     # --- collect ----------------------------------------------------------------------------------------------------
 
@@ -368,6 +363,13 @@ class GRPOTrainer:
         self.policy.version = int(state.values["version"])
         self.steps_done = int(state.values["steps_done"])
         self._nonfinite_in_a_row = int(state.values["nonfinite_in_a_row"])
+
+
+def __getattr__(name: str) -> Any:
+    """`GRPOTrainer` was here before it had a run around it; the name is one layer up now, and still found."""
+    if name == "GRPOTrainer":
+        return import_module("grpo.run.trainer").GRPOTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _members(rollouts: Rollouts) -> list[list[int]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,15 +13,16 @@ from grpo.app.settings import Layer, Resolved, flag_layer, layer, resolve
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
 from grpo.errors import SamplesFailed
+from grpo.run import start as door
 from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
-from grpo.run.loop import run
 from grpo.run.progress import printable
-from grpo.run.session import Summary
 from grpo.run.signals import INTERRUPTED, PREEMPTED
+from grpo.run.stepping import Summary
 from grpo.run.trackers import TrackerError
-from grpo.trainer import Diverged, GRPOTrainer, StepReport
+from grpo.run.trainer import GRPOTrainer
+from grpo.trainer import Diverged
 
 FAILED, BAD_SETTINGS = 1, 2
 
@@ -101,12 +99,15 @@ def start(resolved: Resolved) -> int:
 
     def begin() -> Summary:
         TASKS[resolved.task].expect_whole(resolved.config)
-        folder = _create(resolved)
+        config, how = resolved.config, _named(resolved)
+        document = _document(resolved, how)
+        folder = door.create(
+            how, document, name=resolved.name, task=resolved.task, seed=config.seed, argv=sys.argv
+        )  # fmt: skip
         try:
-            return _run(resolved, folder, resume=False)
+            return _run(resolved, how, folder, resume=False)
         finally:
-            if not (folder.path / "metrics.jsonl").exists():  # it failed before its first step: nothing to keep
-                shutil.rmtree(folder.path, ignore_errors=True)
+            door.discard_unbegun(folder)
 
     return _guarded(begin)
 
@@ -120,7 +121,7 @@ def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
         if "logdir" in flagged.run:
             raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
         resolved = saved_settings(folder, flagged)
-        return _run(resolved, folder, resume=True, keep=bool(flagged.run))
+        return _run(resolved, _named(resolved), folder, resume=True)
 
     return _guarded(go_on)
 
@@ -128,6 +129,10 @@ def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
 def saved_settings(folder: RunFolder, *further: Layer) -> Resolved:
     """The settings of a run, from its folder."""
     saved = {key: value for key, value in folder.config.items() if key != "resolved"}
+    if saved.get("task") not in (None, *TASKS):
+        raise ConfigError(
+            f"{folder.path}: a script made this run, with a policy of its own; call train(folder=…) there to go on"
+        )
     return resolve([layer({"dialect": OWN, **saved}, f"{folder.path}/config.json"), *further], configs())
 
 
@@ -151,100 +156,35 @@ def shown(text: object) -> str:
     return "\n".join(printable(line) for line in str(text).split("\n"))
 
 
-def _create(resolved: Resolved) -> RunFolder:
-    """The run's folder, before anything heavy is built: an unwritable place is found at once."""
-    now = datetime.now().astimezone()
-    path = resolved.run.folder(resolved.name, resolved.task, resolved.config.seed, now)
-    if "{timestamp}" in resolved.run.logdir:  # two runs in one second
-        taken, number = path, 2
-        while path.exists():
-            path, number = taken.with_name(f"{taken.name}-{number}"), number + 1
-    return RunFolder.create(
-        path,
-        task=resolved.task,
-        config=_document(resolved),
-        created=now.isoformat(timespec="seconds"),
-        seed=resolved.config.seed,
-        argv=sys.argv,
-    )
+def _named(resolved: Resolved) -> RunConfig:
+    """The plan with the run's name in it, so that a run that is resumed is still called so."""
+    return resolved.run.model_copy(update={"name": resolved.name})
 
 
-def _document(resolved: Resolved) -> dict[str, Any]:
+def _document(resolved: Resolved, how: RunConfig) -> dict[str, Any]:
     """What the folder keeps: enough to do the same again, and every value in force."""
-    every = {f"{block}.{name}": value for block, name, value, _ in resolved.table()}
-    return {**resolved.document(), "resolved": every}
+    named = replace(resolved, run=how)
+    every = {f"{block}.{name}": value for block, name, value, _ in named.table()}
+    return {**named.document(), "resolved": every}
 
 
-def _run(resolved: Resolved, folder: RunFolder, resume: bool, keep: bool = False) -> Summary:
-    """The run; `keep`: how it is carried out changed, and the next resumption is to know."""
-    how, config = resolved.run, resolved.config
-    if hasattr(config, "run"):  # a room whose trainer writes models of its own wants to know where, and their name
-        config = config.but(output_dir=str(folder.path), run_name=resolved.name)
-    trainer: Any = TASKS[resolved.task].trainer(config)
-    if hasattr(trainer.source, "folder"):  # a room that remembers more than memory holds
-        trainer.source.folder = folder.path
+def _run(resolved: Resolved, how: RunConfig, folder: RunFolder, resume: bool) -> Summary:
+    """Build the room's trainer, and start."""
+    trainer = TASKS[resolved.task].trainer(resolved.config)
     try:
-        evaluate: Callable[[int], Any] | None = getattr(trainer.source, "evaluate", None)
-        if how.evaluate_every is not None and evaluate is None:
-            raise ConfigError(f"run.evaluate_every: the task {resolved.task} has no evaluation; leave it out")
-        if how.evaluate_every is not None and getattr(trainer.source, "held_out", True) is None:
-            how = _without_evaluation(resolved)
-        steps = total_steps(trainer, how)
-        if hasattr(trainer, "schedule"):
-            trainer.schedule(steps)
-
-        def at(point: str) -> None:
-            nonlocal keep
-            if keep and point == "step":  # not earlier: now the run holds the lock and has accepted the settings
-                folder.write_config(_document(resolved))
-                keep = False
-
-        summary = run(
-            trainer,
-            steps,
-            folder,
-            resume=resume,
-            **how.plan(),
-            evaluate=evaluate if how.evaluate_every else None,
-            stop=partial(_enough, how),
-            at=at,
-        )
-        if summary.step > steps:
-            done = f"{folder.path} has done {summary.step} steps already"
-            raise ConfigError(f"{done}, more than run.steps={steps}; ask for more with --run.steps")
-        if getattr(config, "push_to_hub", False) and summary.reason in ("done", "stopped"):
-            print(f"uploaded: {trainer.push_to_hub(folder.path / 'model')}")
-        return summary
+        if how.evaluate_every is not None and trainer.evaluation is None:
+            how = _without_evaluation(resolved, how, trainer.cannot_evaluate())
+        return door.start(trainer, how, folder, resume=resume, document=_document(resolved, _named(resolved)))
     finally:
         trainer.source.close()
 
 
-def _without_evaluation(resolved: Resolved) -> RunConfig:
-    """There are no held-out rows: a preset's plan to look at them is given up, a user's is an error."""
+def _without_evaluation(resolved: Resolved, how: RunConfig, why: str) -> RunConfig:
+    """There is nothing to evaluate: a preset's plan to do so is given up, a user's is an error."""
     planned = {"evaluate_every": None, "best_by": "reward", "stop_at": None}
     for name in planned:
         asked = not resolved.origins.get(f"run.{name}", "preset").startswith("preset")
-        if asked and (name == "evaluate_every" or "eval/" in resolved.run.best_by):
-            raise ConfigError(f"run.{name}: there are no held-out rows; give --eval-dataset, or leave it out")
-    judged = "eval/" in resolved.run.best_by
-    return resolved.run.model_copy(update=planned if judged else {"evaluate_every": None})
-
-
-def total_steps(trainer: Any, how: RunConfig) -> int:
-    """Steps of the run: as given, or as many as the room counts for so many passes over its data, or 100."""
-    counted: Callable[[RunConfig], int] | None = getattr(trainer, "total_steps", None)
-    if counted is not None:
-        return counted(how)
-    if how.num_train_epochs is not None and how.steps is None:
-        raise ConfigError("run.num_train_epochs: this task has no data set to pass over; use run.steps")
-    return how.steps or 100
-
-
-def _enough(how: RunConfig, report: StepReport) -> bool:
-    """Whether the run has reached what it was for."""
-    if how.env_steps is not None:
-        if "env_steps" not in report:
-            raise ConfigError("run.env_steps: this task counts no environment steps; use run.steps")
-        if (report["env_steps"] or 0.0) >= how.env_steps:
-            return True
-    return how.reached(report)
+        if asked and (name == "evaluate_every" or "eval/" in how.best_by):
+            raise ConfigError(f"run.{name}: {why}")
+    judged = "eval/" in how.best_by
+    return how.model_copy(update=planned if judged else {"evaluate_every": None})

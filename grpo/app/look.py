@@ -14,7 +14,7 @@ from grpo.run import checkpoint
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
 from grpo.run.progress import printable
-from grpo.trainer import GRPOTrainer
+from grpo.run.trainer import GRPOTrainer
 
 FRESH = 1_000_000
 """Added to a run's seed for starts that its own evaluations, which chose the best checkpoint, have not seen."""

@@ -11,7 +11,7 @@ are that document's, and its W&B names are reported beside ours.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,16 +34,15 @@ from grpo.dialects import translate
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.heads import make_head
-from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.video import can_show
-from grpo.errors import SamplesFailed
 from grpo.models import moved
 from grpo.protocols import State
 from grpo.reference import FrozenActor
 from grpo.report import StepReport
-from grpo.run.progress import SHOWN
-from grpo.trainer import GRPOTrainer as Trainer
+from grpo.run.config import RunConfig
+from grpo.run.trainer import GRPOTrainer as RunTrainer
+from grpo.trainer import Hook, Trainer
 
 TUTORIAL = {
     "loss_type": "window",
@@ -60,10 +59,41 @@ TUTORIAL = {
 """What the tutorial leaves unsaid, when its words are used."""
 
 
-ENDLESS = 10**9
+class WarmStart:
+    """Before the first step: imitate the expert; what the KL is measured to is the policy that comes of it."""
+
+    def __init__(self, source: ControlSource) -> None:
+        self._source = source
+        self._found: dict[str, float | None] = {}
+
+    def before(self, trainer: Trainer) -> None:
+        """Once, where the source is cold."""
+        self._found = {}
+        if not self._source.cold:
+            return
+        with trainer.phase("warm_start"):
+            self._found = self._source.warm_up()
+        if trainer.reference is not None:
+            trainer.reference.sync(trainer.policy.parameters(), 1.0)
+
+    def after(self, trainer: Trainer, report: StepReport) -> None:
+        """What it came to."""
+        report.metrics |= self._found
 
 
-class GRPOTrainer(Trainer):
+class TutorialNames:
+    """The names under which the tutorial logs, beside ours."""
+
+    def before(self, trainer: Trainer) -> None:
+        """Nothing."""
+
+    def after(self, trainer: Trainer, report: StepReport) -> None:
+        """After each step."""
+        names = {"update": float(report.step - 1), "avg_reward": report.get("return")}
+        report.metrics |= names | {"kl_divergence": report.get("kl")}
+
+
+class GRPOTrainer(RunTrainer):
     """GRPO for a Gymnasium environment.
 
     env: an id, a factory, or an environment. actor: an `nn.Module` from observations to the numbers the action space
@@ -72,6 +102,7 @@ class GRPOTrainer(Trainer):
 
     source: ControlSource
     config: ControlConfig
+    task, measure, evaluates_every = "control", "return", 5
 
     def __init__(
         self,
@@ -107,76 +138,34 @@ class GRPOTrainer(Trainer):
         source = ControlSource(policy, scaling, fleet, world, config)
         recipe = config.algorithm
         reference = FrozenActor(policy) if recipe.beta and recipe.kl_to == "reference" else None
-        super().__init__(config, policy, reference, optimizer=_optimizer(optimizer, policy, config), source=source)
+        hooks: list[Hook] = [WarmStart(source), *([TutorialNames()] if self.tutorial else [])]
+        optimizer = _optimizer(optimizer, policy, config)
+        super().__init__(config, policy, reference, optimizer=optimizer, source=source, hooks=hooks)
 
     @property
     def actor(self) -> nn.Module:
         """The trained network."""
         return self.source.policy.network
 
-    # --- learning ---------------------------------------------------------------------------------------------------
+    # --- its runs ---------------------------------------------------------------------------------------------------
 
-    def step(self, states: Sequence[Any] | None = None) -> StepReport:
-        """Play, compare, learn; see `grpo.GRPOTrainer.step`. The first begins with the warm start, if there is one."""
-        warmed = self._warmed() if self.source.cold else {}
-        report = super().step(states)
-        report.metrics |= warmed
-        if self.tutorial:
-            names = {"update": float(report.step - 1), "avg_reward": report.get("return")}
-            report.metrics |= names | {"kl_divergence": report.get("kl")}
-        return report
+    @property
+    def run_name(self) -> str:
+        """The environment's name, as a folder can be called."""
+        return "".join(c if c.isalnum() or c in "-_" else "-" for c in self.source.fleet.name)
 
-    def _warmed(self) -> dict[str, float | None]:
-        """Imitate the expert; what the KL is measured to is the policy that comes of it."""
-        with self.phase("warm_start"):
-            found = self.source.warm_up()
-        if self.reference is not None:
-            self.reference.sync(self.policy.parameters(), 1.0)
-        return found
+    def planned(self, asked: Mapping[str, Any], kept: bool) -> RunConfig:
+        """The only copy of an environment, busy with its stream, is not evaluated unless somebody asks."""
+        return super().planned(asked, kept and not self._busy)
+
+    def settings(self) -> dict[str, Any]:
+        """With what the command must know to make an environment again that was passed ready-made."""
+        return super().settings() | _remade(self.env)
 
     def load_state(self, state: State) -> None:
-        """Go on exactly where `state` was taken; see `grpo.GRPOTrainer.load_state`."""
+        """Go on exactly where `state` was taken; see `grpo.trainer.Trainer.load_state`."""
         self.source.expect_way(state.values["source"])  # before weights are compared, which says less
         super().load_state(state)
-
-    def train(  # type: ignore[override]  # the field counts updates; states are the environment's own
-        self,
-        total_updates: int | None = None,
-        *,
-        steps: int | None = None,
-        env_steps: int | None = None,
-        stop_at: float | None = None,
-        evaluate_every: int | None = None,
-        folder: str | Path | None = None,
-        trackers: Sequence[Any] = (),
-        project: str | None = None,
-        callbacks: Sequence[Callable[[StepReport], Any]] = (),
-        progress: str | None = "auto",
-    ) -> list[StepReport]:
-        """So many steps (`total_updates` is the tutorial's word), or until `env_steps` or `stop_at` is reached.
-
-        stop_at: greedy return on independent starts, looked at every `evaluate_every` steps (5). With `folder` or
-        `trackers` everything a run leaves goes there: metrics, checkpoints, curve, video; a folder that already holds
-        checkpoints is resumed.
-        """
-        limit = steps if total_updates is None else total_updates
-        aim = Aim(limit, env_steps, stop_at, evaluate_every, callbacks, "total_updates, steps")
-        judged = stop_at is not None or ((folder is not None or bool(trackers)) and not self._busy)
-        every = evaluate_every or (5 if judged else None)
-        if folder is None and not trackers:
-            names = (*self.source.headline, *SHOWN)
-            learn_here(self, aim, every, progress, names, lambda report: float(len(report.experience)), self._refuse)
-            return aim.reports
-        name = "".join(c if c.isalnum() or c in "-_" else "-" for c in self.source.fleet.name)
-        place, resume = run_folder(folder, name, "control", self, _remade(self.env))
-        learn_there(self, aim, every, place, resume, trackers=trackers, project=project, progress=progress)
-        return aim.reports
-
-    def _refuse(self, report: StepReport) -> None:
-        """As a run does: a failure on the first step, or too many of them, is an error."""
-        why = next((row["error"] for row in self.source.show(report.experience.rollouts) if "error" in row), "")
-        when = "on the first step" if report.step == 1 else f"after other failures, in step {report.step}"
-        raise SamplesFailed(f"{when} {report['failed']:.0f} of {len(report.experience)} samples failed: {why}")
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from grpo.config import ConfigError
 
+ENDLESS = 10**9
+"""Steps of a run that something else ends."""
+
 
 class RunConfig(BaseModel):
     """How a run is carried out: nothing here changes what is learned."""
@@ -60,7 +63,12 @@ class RunConfig(BaseModel):
         }
 
     def reached(self, metrics: Mapping[str, float | None]) -> bool:
-        """Whether `best_by` is as good as `stop_at` asks for."""
+        """Whether the environment made `env_steps`, or `best_by` is as good as `stop_at` asks for."""
+        if self.env_steps is not None:
+            if "env_steps" not in metrics:
+                raise ConfigError("run.env_steps: this task counts no environment steps; use run.steps")
+            if (metrics["env_steps"] or 0.0) >= self.env_steps:
+                return True
         value = metrics.get(self.best_by.removeprefix("-"))
         if self.stop_at is None or value is None:
             return False

@@ -103,6 +103,11 @@ class RunFolder:
         """The settings that a resumption is to start from."""
         write_atomic(self.path / "config.json", dumps(self.redactor.tree(_plain(config)), indent=2))
 
+    def carried_out_otherwise(self, config: Mapping[str, Any]) -> bool:
+        """Whether these settings say something else about how the run is carried out than config.json does."""
+        plan = json.loads(dumps(self.redactor.tree(_plain(config.get("run", {})))))
+        return bool(plan != self.config.get("run"))
+
     def write_status(self, status: Mapping[str, Any]) -> None:
         """How the run is doing, for whoever looks from outside. Never raises: nothing of the run depends on it."""
         with suppress(OSError):

@@ -19,112 +19,169 @@ are written while training goes on; the last one, and whatever reads them, waits
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
+from grpo.capabilities import Headlines, Timed
 from grpo.errors import SamplesFailed
 from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
 from grpo.run.lock import locked
 from grpo.run.progress import SHOWN, Progress, make_progress
-from grpo.run.session import Session, Summary
+from grpo.run.session import Session
 from grpo.run.signals import StopSignals
+from grpo.run.stepping import Stepping, Summary
 from grpo.run.trackers import Tracker
-from grpo.trainer import GRPOTrainer, StepReport
+from grpo.trainer import StepReport, Trainer
 
-__all__ = ["SamplesFailed", "Summary", "run"]
+__all__ = ["Options", "SamplesFailed", "Summary", "run"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the loop goes round; a `RunConfig` says most of it."""
+
+    checkpoint_every: int | None = 50
+    """Steps between checkpoints; None: the last alone, which is always saved."""
+    keep_last: int | None = 2
+    """Newest checkpoints that stay; None: all."""
+    keep_best: int = 0
+    """Checkpoints with the highest `best_by` that stay beside them."""
+    best_by: str = "reward"
+    """A metric; with a leading minus the lowest is the best."""
+    sample_every: int | None = 10
+    """Steps between groups that are kept to look at; None: never."""
+    sample_groups: int | None = 4
+    """How many of them; None: all of the step."""
+    trackers: Sequence[str | Tracker] = ()
+    """`tensorboard`, `wandb`, `trackio`, or your own."""
+    project: str | None = None
+    """Its name at the trackers."""
+    log_every: int = 1
+    """Steps between what trackers get; they get the last step too."""
+    evaluate: Callable[[int], Mapping[str, Any]] | None = None
+    """Gives further metrics for a step; never moves the training's randomness."""
+    evaluate_every: int | None = None
+    """Steps between two evaluations."""
+    stop: Callable[[StepReport], bool] = lambda report: False
+    """Ends the run, with a checkpoint, once it returns True."""
+    failure_budget: float = 0.01
+    """Share of samples that may fail."""
+    harmless: frozenset[str] = checkpoint.HARMLESS
+    """Settings that may differ from those of the checkpoint that is resumed."""
+    curve: bool = True
+    """Whether curve.png is drawn at the end."""
+    at: Callable[[str], None] = lambda point: None
+    """Told each point of a save (`checkpoint.POINTS`) and each step's beginning (`step`): for tests."""
+
+    def __post_init__(self) -> None:
+        """What cannot be."""
+        every = 1 if self.checkpoint_every is None else self.checkpoint_every
+        if every < 1 or self.log_every < 1 or (self.evaluate is None) != (self.evaluate_every is None):
+            raise ValueError(
+                "run() needs steps, checkpoint_every and log_every ≥ 1, and evaluate together with evaluate_every"
+            )
+
+    def due(self, step: int, every: int | None) -> bool:
+        """Whether something that happens every so many steps happens at this one."""
+        return every is not None and step % every == 0
 
 
 def run(
-    trainer: GRPOTrainer,
+    trainer: Trainer,
     steps: int,
-    folder: RunFolder,
+    folder: RunFolder | None = None,
     *,
     resume: bool | int = False,
-    checkpoint_every: int | None = 50,
-    keep_last: int | None = 2,
-    keep_best: int = 0,
-    best_by: str = "reward",
-    sample_every: int | None = 10,
-    sample_groups: int | None = 4,
-    trackers: Sequence[str | Tracker] = (),
-    project: str | None = None,
-    log_every: int = 1,
+    document: Mapping[str, Any] | None = None,
+    states: Iterable[Sequence[Any]] | None = None,
     progress: str | Progress | None = "auto",
-    evaluate: Callable[[int], Mapping[str, Any]] | None = None,
-    evaluate_every: int | None = None,
-    stop: Callable[[StepReport], bool] | None = None,
-    failure_budget: float = 0.01,
-    harmless: frozenset[str] = checkpoint.HARMLESS,
-    curve: bool = True,
-    at: Callable[[str], None] = lambda point: None,
-    sinks: Sequence[str | Tracker] | None = None,
+    **options: Any,
 ) -> Summary:
-    """Train until `steps` are done in all, leaving everything in `folder`.
+    """Train until `steps` are done in all, leaving everything in `folder`, or nothing without one.
 
     resume: True goes on from the newest valid checkpoint (from the start where there is none), a number from the
-        checkpoint of that step; settings other than `harmless` must then be those it was saved under.
-    checkpoint_every: steps between checkpoints (None: the last alone, which is always saved).
-    keep_last, keep_best: checkpoints that stay: the newest (None: all), and those with the highest `best_by`, a metric
-        (with a leading minus: the lowest).
-    sample_every, sample_groups: which groups are kept to look at (None: never; all of the step).
-    trackers: who gets the metrics too: `tensorboard`, `wandb`, `trackio`, or your own; `project`: its name there;
-        `log_every`: steps between what they get (the last step too).
-    progress: auto, live, plain, None.
-    evaluate: gives further metrics for a step, every `evaluate_every` steps; never moves the training's randomness.
-    stop: ends the run, with a checkpoint, once it returns True. failure_budget: share of samples that may fail.
-    at: told each point of a save (`checkpoint.POINTS`) and each step's beginning (`step`).
-    sinks: what `trackers` was called before.
+        checkpoint of that step; settings must then be those it was saved under.
+    document: what config.json is to say, where a resumed run is carried out in another way than before.
+    states: of each step, where they are the caller's; the run ends with them. progress: auto, live, plain, None.
+    options: the fields of `Options`.
     """
-    if sinks is not None:
+    if "sinks" in options:
         warnings.warn("run(sinks=…) is run(trackers=…) now", DeprecationWarning, stacklevel=2)
-        trackers = sinks
-    every = steps if checkpoint_every is None else checkpoint_every
-    if steps < 1 or every < 1 or log_every < 1 or (evaluate is None) != (evaluate_every is None):
-        raise ValueError(
-            "run() needs steps, checkpoint_every and log_every ≥ 1, and evaluate together with evaluate_every"
-        )
+        options["trackers"] = options.pop("sinks")
+    how = Options(**options)
+    if steps < 1:
+        raise ValueError(f"run() needs at least one step, got steps={steps}")
+    batches = None if states is None else iter(states)
     with ExitStack() as closing:
-        closing.enter_context(locked(folder.path))
-        closing.callback(folder.close)
-        session = Session(trainer, folder, keep_last, keep_best, best_by, failure_budget, at, log_every)
-        closing.enter_context(session)
-        session.begin(resume, harmless)
-        session.announce(steps)
-        closing.callback(session.trackers.close)
-        session.trackers.open(trackers, project)
-        shown = make_progress(progress) if progress is None or isinstance(progress, str) else progress
-        closing.callback(shown.close)
-        shown.names = (*getattr(trainer.source, "headline", ()), *SHOWN)
-        shown.start(folder.path, trainer.steps_done, steps)
-        closing.callback(setattr, trainer, "phase", trainer.phase)
-        trainer.phase = session.watch
-        if hasattr(trainer.source, "stopwatch"):
-            closing.callback(setattr, trainer.source, "stopwatch", trainer.source.stopwatch)
-            trainer.source.stopwatch = session.watch
-        asked = closing.enter_context(StopSignals())
-        while session.reason is None and trainer.steps_done < steps and asked.reason is None:
-            report = session.step()
-            session.saving.settle(wait=False)
-            due = evaluate_every is not None and report.step % evaluate_every == 0
-            row = session.record(report, evaluate if due else None)
-            shown.step(row, session.seconds)
-            if sample_every is not None and report.step % sample_every == 0:
-                session.sample(report, sample_groups)
-            session.count_failures(report)
-            if stop is not None and stop(report):
-                session.end("stopped")
-            judged = due and keep_best and best_by.removeprefix("-").startswith("eval/")
-            if report.step % every == 0 or judged:  # only what was evaluated can be the best
-                session.save()
-        session.end("done" if trainer.steps_done >= steps else asked.reason or "done")
+        asked = StopSignals()  # entered below: without a folder there is nothing to save
+        session = Stepping(trainer, how.failure_budget, batches)
+        if folder is not None:
+            closing.enter_context(locked(folder.path))
+            closing.callback(folder.close)
+            session = Session(
+                trainer, folder, how.keep_last, how.keep_best, how.best_by, how.failure_budget, how.at, how.log_every,
+                batches,
+            )  # fmt: skip
+            closing.enter_context(session)
+            session.begin(resume, how.harmless, document)
+            session.announce(steps)
+            closing.callback(session.trackers.close)
+            session.trackers.open(how.trackers, how.project)
+        shown = _shown(progress, session, folder, steps, closing)
+        if folder is not None:
+            closing.enter_context(asked)
+        _timed(session, closing)
+        _go_round(session, steps, how, asked, shown)
+        session.end(asked.reason or "done" if trainer.steps_done < steps else "done")
         session.save(last=True)
-        session.track_last()
-        if curve:
-            session.draw()
-        if session.reason in ("done", "stopped"):
-            session.leave()
+        session.close(how.curve)
         summary = session.summary()
-        shown.finish(summary)
+        if folder is not None:
+            shown.finish(summary)
         return summary
+
+
+def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, shown: Progress) -> None:
+    """Step after step, until there are enough, or somebody or something ends it."""
+    trainer = session.trainer
+    judged_by_evaluation = bool(how.keep_best) and how.best_by.removeprefix("-").startswith("eval/")
+    while session.reason is None and trainer.steps_done < steps and asked.reason is None:
+        report = session.step()
+        if report is None:
+            break
+        session.settle()
+        due = how.due(report.step, how.evaluate_every)
+        row = session.record(report, how.evaluate if due else None)
+        shown.step(row, session.seconds)
+        if how.due(report.step, how.sample_every):
+            session.sample(report, how.sample_groups)
+        session.count_failures(report)
+        if how.stop(report):
+            session.end("stopped")
+        if how.due(report.step, how.checkpoint_every or steps) or (due and judged_by_evaluation):
+            session.save()  # only what was evaluated can be the best
+
+
+def _shown(
+    progress: str | Progress | None, session: Stepping, folder: RunFolder | None, steps: int, closing: ExitStack
+) -> Progress:
+    """What a person sees, with the source's own metrics in front."""
+    shown = make_progress(progress) if progress is None or isinstance(progress, str) else progress
+    closing.callback(shown.close)
+    source = session.trainer.source
+    shown.names = (*(source.headline if isinstance(source, Headlines) else ()), *SHOWN)
+    shown.start(None if folder is None else folder.path, session.trainer.steps_done, steps)
+    return shown
+
+
+def _timed(session: Stepping, closing: ExitStack) -> None:
+    """Trainer and source say what their time is spent on, for as long as the run goes on."""
+    trainer, source = session.trainer, session.trainer.source
+    closing.callback(setattr, trainer, "phase", trainer.phase)
+    trainer.phase = session.watch
+    if isinstance(source, Timed):
+        closing.callback(setattr, source, "stopwatch", source.stopwatch)
+        source.stopwatch = session.watch

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from grpo.run.config import ENDLESS
 from grpo.run.folder import Row
 from grpo.run.timing import in_words
 
@@ -78,14 +79,13 @@ class Plain(Silent):
     def start(self, path: Path | None, done: int, steps: int) -> None:
         """Where the results will be."""
         self._steps = steps
-        self._print(f"run={path or '-'} step={done} steps={steps}")
+        self._print(" ".join([f"run={path or '-'}", f"step={done}", *([f"steps={steps}"] if steps < ENDLESS else [])]))
 
     def step(self, row: Row, seconds: float) -> None:
         """step=10/100 reward=0.5 kl=0.01 seconds=0.2"""
         if row["step"] % self._every == 0 or row["step"] == self._steps:
-            self._print(
-                " ".join([f"step={row['step']}/{self._steps}", *_pairs(row, self.names), f"seconds={seconds:.3g}"])
-            )
+            of = f"/{self._steps}" if self._steps < ENDLESS else ""
+            self._print(" ".join([f"step={row['step']}{of}", *_pairs(row, self.names), f"seconds={seconds:.3g}"]))
 
     def finish(self, summary: Summary) -> None:
         """One line for each thing worth knowing at the end."""
@@ -124,7 +124,7 @@ class Live:
         if path is not None:
             self._console.print(Text(printable(path)))
         self._bar.start()
-        self._task = self._bar.add_task("", total=steps, completed=done, speed="")
+        self._task = self._bar.add_task("", total=steps if steps < ENDLESS else None, completed=done, speed="")
 
     def step(self, row: Row, seconds: float) -> None:
         """Move the bar."""
@@ -154,6 +154,8 @@ def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[s
     rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics, names)]  # type: ignore[misc]
     rows += [(f"event {name}", str(count)) for name, count in sorted(summary.events.items())]
     rows.append(("checkpoint", str(summary.checkpoint.name) if summary.checkpoint else "none"))
+    if summary.folder is None:
+        return rows
     files = {"curve": summary.folder / "curve.png", "video": summary.folder / "video.mp4"}
     rows += [(name, str(path)) for name, path in files.items() if path.exists()]
     return [*rows, ("results", str(summary.folder))]

@@ -5,73 +5,25 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 from grpo.capabilities import Leaves, Measures, Plots
-from grpo.errors import SamplesFailed
 from grpo.run import checkpoint, signals
-from grpo.run.budget import WINDOW, FailureBudget
+from grpo.run.budget import WINDOW
 from grpo.run.exhibits import exhibit
 from grpo.run.files import Row
 from grpo.run.films import StepFilms
 from grpo.run.folder import RunFolder, versions
 from grpo.run.memory import memory
 from grpo.run.saving import MAX_UNSAVED, Saving
+from grpo.run.stepping import Stepping, Summary
 from grpo.run.timing import time_split
 from grpo.run.trackers import Trackers
-from grpo.seeding import seed_all
-from grpo.trainer import Diverged, GRPOTrainer, StepReport
-
-EXIT_CODES = {"done": 0, "stopped": 0, signals.PREEMPTED: 75, signals.INTERRUPTED: 130}
-"""By reason; anything else is 1."""
+from grpo.trainer import Diverged, StepReport, Trainer
 
 
-@dataclass(frozen=True)
-class Summary:
-    """How a run ended and where its results are."""
-
-    reason: str
-    """done · stopped (by `stop`) · interrupted · preempted · failures (over budget) · unsaved (disk)"""
-    step: int
-    folder: Path
-    checkpoint: Path | None
-    metrics: Row = field(default_factory=dict)
-    """Of the last step."""
-    events: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    time_split: Mapping[str, float] = field(default_factory=dict)
-    """Shares of this process's steps, by what they were spent on."""
-
-    @property
-    def exit_code(self) -> int:
-        """What a command should return."""
-        return EXIT_CODES.get(self.reason, 1)
-
-
-class Stopwatch:
-    """Handed to the trainer as `phase`: seconds by name since the last `take`."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
-
-    def take(self) -> dict[str, float]:
-        """What was measured; start anew."""
-        taken, self._seconds = self._seconds, {}
-        return taken
-
-
-class Session:
+class Session(Stepping):
     """One process's part of a run, from its beginning or a checkpoint to its end.
 
     A checkpoint's arrays are copied between steps; its files are written while training goes on (`Saving`). Whatever
@@ -80,7 +32,7 @@ class Session:
 
     def __init__(
         self,
-        trainer: GRPOTrainer,
+        trainer: Trainer,
         folder: RunFolder,
         keep_last: int | None,
         keep_best: int,
@@ -88,30 +40,28 @@ class Session:
         failure_budget: float,
         at: Callable[[str], None],
         log_every: int = 1,
+        states: Iterator[Any] | None = None,
     ) -> None:
-        self.trainer, self.folder, self.at, self.log_every = trainer, folder, at, log_every
+        super().__init__(trainer, failure_budget, states)
+        self.folder, self.at, self.log_every = folder, at, log_every
         self.keep_best, self.best_by = keep_best, best_by
-        self.budget = FailureBudget(failure_budget)
-        self.watch = Stopwatch()
-        """Handed to the trainer as `phase`."""
         self.saving = Saving(folder, keep_last, keep_best, at)
-        self._reason: str | None = None
-        self.seconds = 0.0
         self.trackers = Trackers(folder)
         self.films = StepFilms(folder)
         self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
         self._latest: Row = {}
-        self._row: Row = {}
         self._untracked = False
         self._samples_off = self._samples_failed = False
         self._unrecorded = 0
         self._first = 0
         """Steps that were done when this process took over."""
         self._status: dict[str, Any] = {}
-        self._began = time.perf_counter()
 
-    def begin(self, resume: bool | int, harmless: frozenset[str]) -> None:
-        """Take up the run where its checkpoint left it, or make sure that there is nothing to overwrite."""
+    def begin(self, resume: bool | int, harmless: frozenset[str], document: Mapping[str, Any] | None = None) -> None:
+        """Take up the run where its checkpoint left it, or make sure that there is nothing to overwrite.
+
+        document: what config.json is to say; written where a resumed run is carried out in another way than before.
+        """
         trainer, folder = self.trainer, self.folder
         checkpoint.check(trainer.state())
         if resume is not False:
@@ -142,6 +92,9 @@ class Session:
             self._latest |= {name: value for name, value in row.items() if value is not None}
         self.budget.replay(before[-WINDOW:])
         self._first = trainer.steps_done
+        self.skip()
+        if resume is not False and document is not None and folder.carried_out_otherwise(document):
+            folder.write_config(document)
 
     def announce(self, steps: int) -> None:
         """Say what is going on, for the viewer."""
@@ -149,33 +102,18 @@ class Session:
         self.folder.write_status(self._status)
         self.trainer.run_folder = self.folder.path
 
-    def step(self) -> StepReport:
-        """One step from its own seed."""
-        began = time.perf_counter()
+    def step(self) -> StepReport | None:
+        """One step from its own seed; one that diverged leaves what it looked like."""
         self.at("step")
-        seed_all(self.trainer.config.seed, self.trainer.steps_done, "train")
         try:
-            report = self.trainer.step()
+            return super().step()
         except Diverged as error:
             self._dump(error)
             raise
-        self.seconds = time.perf_counter() - began
-        return report
 
     def record(self, report: StepReport, evaluate: Callable[[int], Mapping[str, Any]] | None) -> Row:
         """The step's lines, then the trackers."""
-        metrics = {"samples": len(report.experience), **report.metrics}
-        seconds = self.watch.take()
-        if evaluate is not None:
-            began = time.perf_counter()
-            with self.watch("evaluate"):
-                seed_all(self.trainer.config.seed, report.step, "evaluate")
-                found = evaluate(report.step)
-            self.seconds += time.perf_counter() - began
-            seconds["evaluate"] = self.watch.take()["evaluate"]  # its completions and rewards are not the step's
-            named = {name if name.startswith("eval/") else f"eval/{name}": value for name, value in found.items()}
-            report.metrics |= named
-            metrics |= named
+        metrics, seconds = self.measured(report, evaluate)
         try:
             row = self.folder.append_metrics(report.step, metrics)
             source = self.trainer.source
@@ -230,29 +168,14 @@ class Session:
                 what = f"the groups of step {report.step} were not kept: {type(error).__name__}: {error}"
                 self.folder.event(report.step, "samples_not_kept", f"{what}; others that fail are not told")
 
-    def count_failures(self, report: StepReport) -> None:
-        """Failed samples: an error on the first step, then counted against the budget."""
-        failed, samples = report.metrics.get("failed") or 0.0, float(len(report.experience))
-        self.budget.add(failed, report.metrics.get("samples") or samples)
-        if not failed:
-            return
-        message = f"{failed:.0f} of {samples:.0f} samples failed{self._why(report)}"
-        self.folder.event(report.step, "samples_failed", message)
-        if report.step == 1:
-            raise SamplesFailed(f"on the first step {message}")
-        if self.budget.spent():
-            self.end("failures")
-            verdict = f"{self.budget.failed:.0f} samples failed in {WINDOW} steps, {self.budget.allowed:.0f} may"
-            self.folder.event(report.step, "failure_budget_spent", verdict)
+    def tell(self, step: int, event: str, message: str) -> None:
+        """A line of events.jsonl."""
+        self.folder.event(step, event, message)
 
     @property
     def reason(self) -> str | None:
         """Why the loop ends; None: it goes on."""
-        return "unsaved" if self.saving.given_up else self._reason
-
-    def end(self, reason: str) -> None:
-        """Why the loop ends; the first reason stands, unless nothing could be saved."""
-        self._reason = self._reason or reason
+        return "unsaved" if self.saving.given_up else super().reason
 
     def save(self, last: bool = False) -> None:
         """A checkpoint of the step just done, published while training goes on; the last one before this returns."""
@@ -302,6 +225,18 @@ class Session:
         finally:
             self.trainer.load_state(last)
 
+    def settle(self) -> None:
+        """How the save that is under way has ended, if it has."""
+        self.saving.settle(wait=False)
+
+    def close(self, curve: bool) -> None:
+        """The trackers' last row, the curve, and what the source makes of the policy."""
+        self.track_last()
+        if curve:
+            self.draw()
+        if self.reason in ("done", "stopped"):
+            self.leave()
+
     def summary(self) -> Summary:
         """How it ended."""
         saved = self.saving.step
@@ -316,6 +251,7 @@ class Session:
             dict(self.folder.counts),
             time.perf_counter() - self._began,
             time_split([row for row in self.folder.timing() if row["step"] > self._first]),
+            self.why,
         )
 
     def _score(self, step: int) -> float | None:
@@ -329,14 +265,6 @@ class Session:
         if value is None:
             return None
         return -value if self.best_by.startswith("-") else float(value)
-
-    def _why(self, report: StepReport) -> str:
-        """What the source shows of the first failed row."""
-        try:
-            rows, _ = exhibit(report, self.trainer.source, None)
-        except Exception as error:
-            return f" (and cannot be shown: {type(error).__name__}: {error})"
-        return next((f": {row['error']}" for row in rows if row["status"] == "failed" and "error" in row), "")
 
     def _dump(self, error: Diverged) -> None:
         """The metrics and arrays of the step that did it, for looking at."""

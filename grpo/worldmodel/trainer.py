@@ -6,7 +6,7 @@ GRPOTrainer(env="CartPole-v1", reward_fn=upright).train(steps=500, folder="runs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,13 @@ from grpo.envs.action_repeat import HeldFactory
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.envs.heads import Gaussian, Head, make_head
-from grpo.envs.learning import Aim, learn_here, learn_there, run_folder
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
-from grpo.errors import SamplesFailed
 from grpo.models import device_of, moved
 from grpo.protocols import Reference
 from grpo.reference import FrozenActor
-from grpo.report import StepReport
 from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
-from grpo.trainer import GRPOTrainer as Trainer
+from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import EvalEnvs
 from grpo.worldmodel.imagine import RewardFn
@@ -44,7 +41,7 @@ from grpo.worldmodel.views import DrawnFactory, View
 Env = str | Callable[[], gym.Env[Any, Any]]
 
 
-class GRPOTrainer(Trainer):
+class GRPOTrainer(RunTrainer):
     """GRPO in imagination.
 
     env: an id or a factory. reward_fn: your own rewards for imagined futures, `reward_fn(batch) -> (N,)` or (N, H);
@@ -53,6 +50,7 @@ class GRPOTrainer(Trainer):
 
     source: WorldModelSource
     config: WorldModelConfig
+    task, run_name, measure, sample_every = "worldmodel", "dreamer", "return", 50
 
     def __init__(
         self,
@@ -88,35 +86,6 @@ class GRPOTrainer(Trainer):
         optimizer = torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
         super().__init__(config, policy, _reference(config, policy), optimizer=optimizer, source=source)
 
-    def train(  # type: ignore[override]  # states are the replay's own
-        self,
-        steps: int | None = None,
-        *,
-        env_steps: int | None = None,
-        stop_at: float | None = None,
-        evaluate_every: int | None = None,
-        folder: str | Path | None = None,
-        trackers: Sequence[Any] = (),
-        project: str | None = None,
-        callbacks: Sequence[Callable[[StepReport], Any]] = (),
-        progress: str | None = "auto",
-    ) -> list[StepReport]:
-        """So many steps, or until the environment made `env_steps`, or the greedy return reaches `stop_at`.
-
-        The return is looked at every `evaluate_every` steps (50). With `folder` or `trackers` everything a run leaves
-        goes there; a folder that already holds checkpoints is resumed.
-        """
-        aim = Aim(steps, env_steps, stop_at, evaluate_every, callbacks)
-        every = evaluate_every or (50 if stop_at is not None or folder is not None or trackers else None)
-        if folder is None and not trackers:
-            learn_here(self, aim, every, progress, self.source.headline, _samples, _refuse)
-            return aim.reports
-        place, resume = run_folder(folder, "dreamer", "worldmodel", self)
-        self.source.folder = place.path
-        how = {"sample_every": 50, "trackers": trackers, "project": project, "progress": progress}
-        learn_there(self, aim, every, place, resume, **how)
-        return aim.reports
-
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def evaluate(self, episodes: int = 20, greedy: bool = True, seed: int | None = None) -> Evaluation:
@@ -131,15 +100,6 @@ class GRPOTrainer(Trainer):
 def make_trainer(config: WorldModelConfig) -> GRPOTrainer:
     """The trainer of a configuration, as the command line makes it."""
     return GRPOTrainer(config=config)
-
-
-def _samples(report: StepReport) -> float:
-    """Steps of the environment."""
-    return report["samples"] or 0.0
-
-
-def _refuse(report: StepReport) -> None:
-    raise SamplesFailed(f"too many episodes failed, {report['failed']:.0f} in step {report.step}; see the warnings")
 
 
 # --- what is made where nothing is given ----------------------------------------------------------------------------

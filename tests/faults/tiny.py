@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from grpo import GRPOTrainer
 from grpo.config import GRPOConfig
 from grpo.run.folder import RunFolder
 from grpo.run.loop import Summary, run
-from grpo.trainer import GRPOTrainer
 
 STATES = [0, 1, 2]
 ARMS = 5

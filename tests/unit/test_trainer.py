@@ -326,7 +326,7 @@ def test_train_with_steps_callbacks_and_its_own_states():
     assert made.source.state().values == {"cursor": 8}
     assert [r.step for r in reports] == [1, 2, 3, 4]
     assert [hasattr(r, "experience") for r in reports] == [False, False, False, True]  # memory stays flat
-    with pytest.raises(ValueError, match="needs states, steps or both"):
+    with pytest.raises(ValueError, match="needs total_updates, steps, env_steps or stop_at; or states"):
         made.train()
 
 

@@ -26,6 +26,7 @@ def save_model(
     metrics: Mapping[str, float | None] | None = None,
     rewards: tuple[str, ...] = (),
     data: str = "",
+    name: str | None = None,
 ) -> Path:
     """Weights (an adapter alone, unless `merge`), tokenizer with its template, generation settings, model card."""
     path.mkdir(parents=True, exist_ok=True)
@@ -40,7 +41,7 @@ def save_model(
     else:
         kept.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    card = _card(config, _base(model, config), is_adapted(kept), step, metrics or {}, rewards, data)
+    card = _card(config, _base(model, config), is_adapted(kept), step, metrics or {}, rewards, data, name)
     (path / "README.md").write_text(card, encoding="utf-8")
     return path
 
@@ -67,6 +68,7 @@ def _card(
     metrics: Mapping[str, float | None],
     rewards: tuple[str, ...],
     data: str,
+    name: str | None,
 ) -> str:
     """A model card: how it was trained, and what was measured."""
     recipe = config.algorithm
@@ -86,21 +88,21 @@ def _card(
         "data": data or "given in Python",
         "seed": config.seed,
     }
-    told = {name: metrics[name] for name in SHOWN if metrics.get(name) is not None}
+    told = {metric: metrics[metric] for metric in SHOWN if metrics.get(metric) is not None}
     lines = [
         *head,
         "---",
         "",
-        f"# {config.run.name or (Path(base).name if base else 'A model')} trained with GRPO",
+        f"# {name or (Path(base).name if base else 'A model')} trained with GRPO",
         "",
         f"{kind} trained with [anygrpo](https://pypi.org/project/anygrpo){f' from `{base}`' if base else ''}.",
         "",
         "| setting | value |",
         "|---|---|",
-        *(f"| {name} | {value} |" for name, value in settings.items()),
+        *(f"| {setting} | {value} |" for setting, value in settings.items()),
     ]
     if told:
-        rows = [f"| {name} | {value:.4g} |" for name, value in told.items()]
+        rows = [f"| {metric} | {value:.4g} |" for metric, value in told.items()]
         lines += ["", f"Measured at step {step}:", "", "| metric | value |", "|---|---|", *rows]
     return "\n".join([*lines, ""])
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from rich.progress import track
 
 from grpo.config import ConfigError
+from grpo.language.config import LanguageConfig
+from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Tokens
 from grpo.language.samples import Prompt, Sample
-
-if TYPE_CHECKING:
-    from grpo.language.trainer import GRPOTrainer
+from grpo.language.scoring.policy import LanguagePolicy
 
 
-def warm_start(trainer: GRPOTrainer) -> None:
+def warm_start(policy: LanguagePolicy, prompts: Prompts, tokens: Tokens, config: LanguageConfig) -> None:
     """Fit the answers (column `demonstration` where there is one, else `answer`) with AdamW of its own."""
-    config, policy = trainer.config, trainer.policy
     optimizer = torch.optim.AdamW(policy.parameters().values(), lr=config.warm_start_learning_rate, weight_decay=0.0)
     policy.train()
     total = config.warm_start_steps
     for step in track(range(total), "warm start", transient=True):
-        rows = trainer.source.prompts.batch(step, config.warm_start_batch)
-        samples = [demonstration(row, trainer.tokens) for row in rows]
+        rows = prompts.batch(step, config.warm_start_batch)
+        samples = [demonstration(row, tokens) for row in rows]
         steps = max(sample.length for sample in samples)
         for group in optimizer.param_groups:  # to zero at the end, so that the last batches do not decide
             group["lr"] = config.warm_start_learning_rate * (1 - step / total)

@@ -340,14 +340,9 @@ def test_the_length_of_a_run_is_what_was_asked_for_last():
 
 
 def test_steps_follow_from_epochs_where_there_is_data():
-    from types import SimpleNamespace
+    from grpo.bandit import BanditConfig, make_trainer
 
-    from grpo.app.builders import total_steps
-
-    endless, finite = SimpleNamespace(), SimpleNamespace(total_steps=lambda how: round(how.num_train_epochs * 2.5))
-    assert total_steps(endless, RunConfig()) == 100 and total_steps(endless, RunConfig(steps=7)) == 7
-    assert total_steps(finite, RunConfig(num_train_epochs=2)) == 5
-    with pytest.raises(
-        ConfigError, match=r"run.num_train_epochs: this task has no data set to pass over; use run.steps"
-    ):
-        total_steps(endless, RunConfig(num_train_epochs=1))
+    endless = make_trainer(BanditConfig())  # a data set's: tests/unit/language/test_trainer.py
+    assert endless.total_steps(RunConfig()) == 100 and endless.total_steps(RunConfig(steps=7)) == 7
+    with pytest.raises(ConfigError, match="no data set to pass over"):
+        endless.total_steps(RunConfig(num_train_epochs=1))

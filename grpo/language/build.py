@@ -1,0 +1,291 @@
+"""The parts of a language run, made from its settings and from what was handed over beside them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from grpo.config import ConfigError
+from grpo.language.config import LanguageConfig
+from grpo.language.data.chat import Chat, prepare_tokenizer
+from grpo.language.data.prompts import Prompts, load
+from grpo.language.engines import Tokens
+from grpo.language.engines.choose import make_engine
+from grpo.language.model import loading, reference
+from grpo.language.model.adapters import with_adapter
+from grpo.language.model.optimizer import RoundedAdamW
+from grpo.language.rewards import Rewards
+from grpo.language.scoring.policy import LanguagePolicy, Scorer
+from grpo.language.source import LanguageSource, OneAnswer, Player
+from grpo.language.tasks import TASKS, TINY, built_in
+from grpo.models import device_of
+from grpo.protocols import Reference
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a script hands over as objects, where settings alone cannot say it."""
+
+    model: Any = None
+    reward_funcs: Any = None
+    train_dataset: Any = None
+    eval_dataset: Any = None
+    processing_class: Any = None
+    reward_processing_classes: Any = None
+    optimizers: tuple[Any, Any] = (None, None)
+    quantization_config: Any = None
+    peft_config: Any = None
+    tools: Any = None
+    environment: Any = None
+    ref_model: Any = None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the shared trainer and the front door need."""
+
+    config: LanguageConfig
+    tokens: Tokens
+    chat: Chat
+    policy: LanguagePolicy
+    source: LanguageSource
+    reference: Reference | None
+    optimizer: torch.optim.Optimizer
+    rate: Callable[[int, int | None], float]
+    """The factor on the learning rate at a step, given how many there will be."""
+
+
+def build(config: LanguageConfig, given: Given) -> Parts:
+    """Model, adapter, policy, data, rewards, engine, source: in this order, the cheap refusals first."""
+    config = named(config, given)
+    torch.manual_seed(config.seed)  # an adapter's first weights are drawn
+    base, tokenizer = model_of(config, given.model, given.processing_class, given.peft_config is not None)
+    adapted, fresh = with_adapter(base, config, given.peft_config)
+    low = autocast_of(config, adapted, given.model)
+    scorer = Scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch, autocast=low)
+    tokens = prepare_tokenizer(tokenizer, base.config, getattr(base, "generation_config", None))
+    chat = Chat(
+        tokenizer,
+        system_prompt=config.system_prompt,
+        skip=config.skip_apply_chat_template,
+        kwargs=config.chat_template_kwargs,
+    )
+    scorer.pad = tokens.pad
+    policy = LanguagePolicy(adapted, scorer, config.gradient_checkpointing, config.torch_compile)
+    player = player_of(config, chat, tokens, given.tools, given.environment)  # first: tools are part of every prompt
+    prompts, held_out = data_of(config, chat, given.train_dataset, given.eval_dataset)
+    rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes)
+    if not rewards.names and isinstance(player, OneAnswer):
+        raise ConfigError(
+            "there is no reward: give reward_funcs, or set rewards to a built-in name (correctness, xml, …) or "
+            "file.py:function"
+        )
+    expect_names(config, rewards.names)
+    engine = make_engine(config.engine, adapted, tokens, **config.engine_kwargs)
+    return Parts(
+        config=config,
+        tokens=tokens,
+        chat=chat,
+        policy=policy,
+        source=LanguageSource(policy, engine, player, tokens, prompts, held_out, rewards, config),
+        reference=reference_of(config, policy, fresh, given.ref_model),
+        optimizer=optimizer_of(config, policy, given.optimizers[0]),
+        rate=rate_of(config, given.optimizers[1]),
+    )
+
+
+def named(config: LanguageConfig, given: Given) -> LanguageConfig:
+    """Settings that also know what was given by name beside them."""
+    beside = {"model": given.model, "dataset": given.train_dataset, "eval_dataset": given.eval_dataset}
+    said: dict[str, Any] = {name: value for name, value in beside.items() if isinstance(value, str)}
+    for name, value in said.items():
+        if getattr(config, name) not in ("", None, value):
+            raise ConfigError(f"{name} is given twice: {value!r} and, in the settings, {getattr(config, name)!r}")
+    if given.quantization_config is not None:
+        said["model_kwargs"] = config.model_kwargs | {"quantization_config": given.quantization_config}
+    return config.but(**said) if said else config
+
+
+def name_of(config: LanguageConfig) -> str:
+    """What a person would call the run."""
+    word = Path(config.model or "model").name or "model"
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in word)
+
+
+def model_of(config: LanguageConfig, model: Any, tokenizer: Any, adapter: bool) -> tuple[Any, Any]:
+    """The module and its tokenizer, loaded or as given."""
+    if config.model == TINY and (model is None or model == TINY):
+        made, own = built_in(config.dataset).tiny(config.seed)
+        return made.to(device_of(config.device)), tokenizer or own
+    if model is None or isinstance(model, str):
+        whole = not (adapter or config.lora_rank or config.adapter)
+        return loading.load_model(config, whole), tokenizer or loading.load_tokenizer(config)
+    if not hasattr(model, "get_output_embeddings") or getattr(model.config, "is_encoder_decoder", False):
+        raise ConfigError(f"{type(model).__name__} is not a causal language model; load one with AutoModelForCausalLM")
+    if config.device != "auto":
+        model.to(config.device)
+    if tokenizer is None:
+        named = getattr(model.config, "_name_or_path", "")
+        if not named:
+            raise ConfigError("a loaded model needs its tokenizer: pass processing_class=")
+        tokenizer = loading.load_tokenizer(config.but(model=named))
+    return model, tokenizer
+
+
+def autocast_of(config: LanguageConfig, model: Any, given: Any) -> torch.dtype | None:
+    """Lower precision for products, where float32 weights are trained and it was asked for."""
+    if config.weights == "bfloat16" and any(p.requires_grad and p.dtype != torch.bfloat16 for p in model.parameters()):
+        raise ConfigError("weights=bfloat16: the model that was given has others; load it with dtype=torch.bfloat16")
+    if given is not None and not isinstance(given, str):
+        low = [p for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
+        if low and "dtype" not in config.model_fields_set and config.weights == "float32":
+            warnings.warn(
+                f"the model's trained weights are {low[0].dtype}, where small steps are rounded away; load it in "
+                "float32, or train an adapter",
+                stacklevel=4,
+            )
+        if "dtype" not in config.model_fields_set:
+            return None
+    wanted = loading.arithmetic(config)
+    return None if wanted == torch.float32 or config.weights == "bfloat16" else wanted
+
+
+def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str) -> Prompts:
+    """A data set in any of its forms."""
+    origin = rows if isinstance(rows, str) else ""
+    subset = config.dataset_config if origin == config.dataset else None
+    if isinstance(rows, str) and rows in TASKS:
+        rows = TASKS[rows].rows(split, config.seed)
+    elif isinstance(rows, str):
+        rows = load(rows, subset, split)
+    return Prompts(
+        rows,
+        chat,
+        prompt_column=config.prompt_column,
+        answer_column=config.answer_column,
+        answer_after=config.answer_after,
+        prompt_template=config.prompt_template,
+        max_length=config.max_prompt_length,
+        overlong=config.overlong_prompts,
+        shuffle=config.shuffle,
+        seed=config.seed,
+        num_proc=config.dataset_num_proc,
+        origin=origin,
+    )
+
+
+def data_of(config: LanguageConfig, chat: Chat, train: Any, held_out: Any) -> tuple[Prompts, Prompts | None]:
+    """Prompts to learn from, and those that are held out."""
+    train = config.dataset if train is None else train
+    if isinstance(train, str) and not train:
+        raise ConfigError("there are no prompts: give train_dataset, or set dataset to a file, hub id or built-in task")
+    prompts = prompts_of(config, chat, train, config.dataset_split)
+    held_out = config.eval_dataset if held_out is None else held_out
+    split = config.eval_split or ("test" if held_out is None else "train")
+    if held_out is None and config.eval_split and not config.dataset:
+        raise ConfigError("eval_split needs dataset or eval_dataset, by name")
+    if held_out is None and (config.dataset in TASKS or config.eval_split):
+        held_out = config.dataset
+    return prompts, None if held_out is None else prompts_of(config, chat, held_out, split)
+
+
+def rewards_of(config: LanguageConfig, functions: Any, processing_classes: Any) -> Rewards:
+    """The reward functions, in workers."""
+    given = functions if isinstance(functions, list | tuple) else [] if functions is None else [functions]
+    if given and config.rewards:
+        raise ConfigError("reward_funcs and the setting rewards say the same thing; give one of them")
+    return Rewards(
+        list(given) or list(config.rewards),
+        processing_classes=processing_classes,
+        timeout=config.reward_timeout,
+        workers=config.reward_workers,
+        model_device=device_of(config.device),
+        trust_remote_code=config.trust_remote_code,
+        settings=config.model_dump(),
+        seed=config.seed,
+    )
+
+
+def expect_names(config: LanguageConfig, names: Sequence[str]) -> None:
+    """Settings that speak of rewards, before anything is computed."""
+    if config.eval_by is not None and config.eval_by not in (*names, "environment"):
+        raise ConfigError(f"eval_by={config.eval_by} is none of the rewards: {', '.join(names)}")
+    weights, own = config.algorithm.reward_weights, len(names)
+    if weights is not None and len(weights) not in (own, own + 1):  # an environment's own comes last
+        raise ConfigError(f"reward_weights has {len(weights)} numbers for {own} rewards: {', '.join(names)}")
+
+
+def player_of(config: LanguageConfig, chat: Chat, tokens: Tokens, tools: Any, environment: Any) -> Player:
+    """How a group of answers is made: in one go, or in turns."""
+    if not (tools or environment or config.tools or config.environment):
+        if "max_turns" in config.model_fields_set:
+            raise ConfigError("max_turns has no effect here: it needs tools or an environment")
+        return OneAnswer(tokens)
+    from grpo.language.turns.conversation import make_conversation  # here: most runs have one answer
+
+    return make_conversation(config, chat, tokens, tools or config.tools, environment or config.environment)
+
+
+def reference_of(config: LanguageConfig, policy: LanguagePolicy, fresh: bool, given: Any) -> Reference | None:
+    """What the KL is measured to, where there is one; `fresh`: an adapter was made that does nothing yet."""
+    recipe = config.algorithm
+    if not recipe.beta or recipe.kl_to == "old":
+        if given is not None:
+            raise ConfigError("ref_model is not used: beta is 0, or the KL is not to a reference")
+        return None
+    if given is not None:
+        return reference.FrozenCopy(policy, given)
+    follows = config.ref_sync_steps is not None or bool(config.warm_start_steps)
+    return reference.make(policy, follows, fresh)
+
+
+def optimizer_of(config: LanguageConfig, policy: LanguagePolicy, given: Any) -> torch.optim.Optimizer:
+    """AdamW, or the one that was given."""
+    if given is not None:
+        return given
+    tensors = list(policy.parameters().values())
+    if not tensors:
+        raise ConfigError("the model has no weights that can be trained; set requires_grad, or give peft_config")
+    how: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "weight_decay": config.weight_decay,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+    }
+    if config.weights == "bfloat16":
+        return RoundedAdamW(tensors, seed=config.seed, **how)
+    return torch.optim.AdamW(tensors, fused=True if all(p.is_cuda for p in tensors) else None, **how)
+
+
+def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:
+    """The factor on the learning rate at a step, given how many there will be."""
+    if given is not None:
+        lambdas = getattr(given, "lr_lambdas", None)
+        if not lambdas:
+            raise ConfigError("a scheduler must be a LambdaLR (transformers.get_scheduler), so that a run can resume")
+        return lambda step, total: float(lambdas[0](step))
+    if config.lr_schedule == "constant" and not config.warmup_steps and not config.warmup_ratio:
+        return lambda step, total: 1.0
+    from transformers import get_scheduler
+
+    name = {"constant": "constant_with_warmup"}.get(config.lr_schedule, config.lr_schedule)
+    dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+    def factor(step: int, total: int | None) -> float:
+        needs = name != "constant_with_warmup"
+        if total is None and (needs or config.warmup_ratio):
+            raise ConfigError(f"lr_schedule={config.lr_schedule} needs to know the length of the run; call train()")
+        warmup = config.warmup_steps or round(config.warmup_ratio * (total or 0))
+        made = get_scheduler(name, dummy, num_warmup_steps=warmup, num_training_steps=total)
+        return float(made.lr_lambdas[0](step))
+
+    try:
+        factor(0, 10)
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"lr_schedule={config.lr_schedule}: {error}") from None
+    return factor

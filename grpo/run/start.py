@@ -1,0 +1,174 @@
+"""The one way into a run, for the command and for every room's `train`: open or resume its folder, plan, loop, end.
+
+asked for ─► RunConfig ─► folder? new: config.json, run.json · there: resumed ─► loop ─► Summary
+             (its `run` block is kept in config.json, so that whoever resumes carries the run out the same way)
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from grpo.capabilities import KeepsFiles
+from grpo.config import ConfigError
+from grpo.dialects import OWN
+from grpo.errors import SamplesFailed
+from grpo.report import StepReport
+from grpo.run.config import ENDLESS, RunConfig
+from grpo.run.folder import RunFolder
+from grpo.run.loop import run
+from grpo.run.progress import Progress
+from grpo.run.stepping import Summary
+from grpo.run.trackers import Tracker
+from grpo.run.trainer import Batches, GRPOTrainer
+
+
+def start(
+    trainer: GRPOTrainer,
+    how: RunConfig,
+    folder: RunFolder | None,
+    *,
+    resume: bool = False,
+    document: Mapping[str, Any] | None = None,
+    states: Batches | None = None,
+    trackers: Sequence[str | Tracker] = (),
+    stop: Callable[[StepReport], bool] = lambda report: False,
+    progress: str | Progress | None = "auto",
+) -> Summary:
+    """Carry out a run as `how` says, in a folder or without one; `document`: what config.json is to say from now on."""
+    _expect_possible(trainer, how)
+    steps = trainer.total_steps(how)
+    trainer.schedule(steps)
+    trainer.name = how.name
+    if folder is not None and isinstance(trainer.source, KeepsFiles):
+        trainer.source.folder = folder.path
+    summary = run(
+        trainer,
+        steps if folder is not None else trainer.steps_done + steps,
+        folder,
+        resume=resume,
+        document=document,
+        states=states,
+        **how.plan() | {"trackers": (*how.trackers, *trackers)},
+        progress=progress,
+        evaluate=trainer.evaluation if how.evaluate_every else None,
+        stop=lambda report: any([stop(report), trainer.stops(report), how.reached(report)]),
+    )
+    if folder is not None and summary.step > steps:
+        done = f"{folder.path} has done {summary.step} steps already"
+        raise ConfigError(f"{done}, more than run.steps={steps}; ask for more with --run.steps")
+    trainer.finish(summary.reason, summary.folder)
+    return summary
+
+
+def _expect_possible(trainer: GRPOTrainer, how: RunConfig) -> None:
+    if how.evaluate_every is not None and trainer.evaluation is None:
+        raise ConfigError(f"run.evaluate_every: {trainer.cannot_evaluate()}")
+
+
+def create(
+    how: RunConfig, document: Mapping[str, Any], *, name: str, task: str, seed: int, argv: Sequence[str] = ()
+) -> RunFolder:
+    """The folder of a new run, before anything heavy is built: an unwritable place is found at once."""
+    now = datetime.now().astimezone()
+    path = how.folder(name, task, seed, now)
+    if "{timestamp}" in how.logdir:  # two runs in one second
+        taken, number = path, 2
+        while path.exists():
+            path, number = taken.with_name(f"{taken.name}-{number}"), number + 1
+    created = now.isoformat(timespec="seconds")
+    return RunFolder.create(path, task=task, config=document, created=created, seed=seed, argv=argv)
+
+
+def discard_unbegun(folder: RunFolder) -> None:
+    """Remove the folder of a run that failed before its first step: there is nothing to keep."""
+    if not (folder.path / "metrics.jsonl").exists():
+        shutil.rmtree(folder.path, ignore_errors=True)
+
+
+# --- from Python ----------------------------------------------------------------------------------------------------
+
+
+def train(
+    trainer: GRPOTrainer,
+    asked: Mapping[str, Any],
+    *,
+    states: Batches | None,
+    folder: Path | None,
+    trackers: Sequence[Tracker],
+    callbacks: Sequence[Callable[[StepReport], Any]],
+    progress: str | Progress | None,
+    resume: bool | str | None,
+) -> list[StepReport]:
+    """What `GRPOTrainer.train` does: see there."""
+    for name in ("steps", "evaluate_every"):
+        if asked.get(name, 1) < 1:
+            raise ValueError(f"train() needs at least one step, and one between evaluations; got {name}={asked[name]}")
+    if states is not None:
+        asked = {"steps": ENDLESS, **asked}
+    kept = folder is not None or bool(trackers) or "trackers" in asked or resume is not None
+    how = trainer.planned(asked, kept)
+    _expect_possible(trainer, how)  # before there is a folder
+    told = Told(callbacks)
+    place, resumed = None, False
+    if kept or trainer.always_kept:
+        place, resumed = _place(trainer, how, folder, resume)
+    document = None if place is None else _document(trainer, how)
+    try:
+        options: dict[str, Any] = {"states": states, "trackers": trackers, "stop": told.enough, "progress": progress}
+        summary = start(trainer, how, place, resume=resumed, document=document, **options)
+    finally:
+        if place is not None and not resumed:
+            discard_unbegun(place)
+    if summary.reason in ("failures", "unsaved"):
+        where = "" if summary.folder is None else f"{summary.folder}: "
+        ended = f"{where}the run ended ({summary.reason}) at step {summary.step}"
+        raise SamplesFailed(ended + (f"; {summary.why}" if summary.why else "; see events.jsonl"))
+    return told.reports
+
+
+class Told:
+    """The reports of a run as they come: all of them are kept, the last with its arrays, and told to callbacks."""
+
+    def __init__(self, callbacks: Sequence[Callable[[StepReport], Any]]) -> None:
+        self.reports: list[StepReport] = []
+        self._callbacks = callbacks
+
+    def enough(self, report: StepReport) -> bool:
+        """Take in a step; whether a callback wants it to be the last."""
+        if self.reports:
+            self.reports[-1].forget()
+        self.reports.append(report)
+        asked = [callback(report) is False for callback in self._callbacks]
+        return any(asked)
+
+
+def _document(trainer: GRPOTrainer, how: RunConfig) -> dict[str, Any]:
+    """What config.json keeps: enough for the command to go on with the run, carried out the same way."""
+    return {"task": trainer.task, "dialect": OWN, **trainer.settings(), "run": how.model_dump(mode="json")}
+
+
+def _place(
+    trainer: GRPOTrainer, how: RunConfig, folder: Path | None, resume: bool | str | None
+) -> tuple[RunFolder, bool]:
+    """Where the run's results go, and whether it goes on there."""
+    if isinstance(resume, str):
+        folder = Path(resume)
+        folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    name, seed = how.name or trainer.run_name, trainer.config.seed
+    if folder is not None:  # as it is: braces in a path of one's own mean nothing
+        how = how.model_copy(update={"logdir": str(folder).replace("{", "{{").replace("}", "}}")})
+    path = how.folder(name, trainer.task, seed, datetime.now().astimezone())
+    there = (path / "run.json").exists()
+    if resume and not there:
+        raise ConfigError(f"{path}: there is no run to resume; leave resume_from_checkpoint out, or name its folder")
+    if there and not resume and folder is None and "{timestamp}" not in how.logdir:
+        raise ConfigError(
+            f"{path} already holds a run; call train(resume_from_checkpoint=True), or choose another output_dir"
+        )
+    if there and (resume or folder is not None):
+        return RunFolder.open(path), True
+    return create(how, _document(trainer, how), name=name, task=trainer.task, seed=seed), False

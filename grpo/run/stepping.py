@@ -1,0 +1,176 @@
+"""Steps of a run with nothing on disk: seeded, timed, evaluated, their failures counted. A `Session` adds a folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from grpo.errors import SamplesFailed
+from grpo.run import signals
+from grpo.run.budget import WINDOW, FailureBudget
+from grpo.run.exhibits import exhibit
+from grpo.run.files import Row
+from grpo.seeding import seed_all
+from grpo.trainer import StepReport, Trainer
+
+EXIT_CODES = {"done": 0, "stopped": 0, signals.PREEMPTED: 75, signals.INTERRUPTED: 130}
+"""By reason; anything else is 1."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended and where its results are."""
+
+    reason: str
+    """done · stopped (by `stop`) · interrupted · preempted · failures (over budget) · unsaved (disk)"""
+    step: int
+    folder: Path | None
+    """None: nothing was left on disk."""
+    checkpoint: Path | None
+    metrics: Row = field(default_factory=dict)
+    """Of the last step."""
+    events: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    time_split: Mapping[str, float] = field(default_factory=dict)
+    """Shares of this process's steps, by what they were spent on."""
+    why: str = ""
+    """More about the reason, where there is more to say."""
+
+    @property
+    def exit_code(self) -> int:
+        """What a command should return."""
+        return EXIT_CODES.get(self.reason, 1)
+
+
+class Stopwatch:
+    """Handed to the trainer as `phase`: seconds by name since the last `take`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def take(self) -> dict[str, float]:
+        """What was measured; start anew."""
+        taken, self._seconds = self._seconds, {}
+        return taken
+
+
+class Stepping:
+    """What the loop does around one step, one method each; whatever needs a folder does nothing here."""
+
+    def __init__(self, trainer: Trainer, failure_budget: float, states: Iterator[Any] | None = None) -> None:
+        """states: of each step, where they are the caller's."""
+        self.trainer, self._states = trainer, states
+        self.budget = FailureBudget(failure_budget)
+        self.watch = Stopwatch()
+        """Handed to the trainer as `phase`."""
+        self._reason: str | None = None
+        self.why = ""
+        self.seconds = 0.0
+        self._row: Row = {}
+        self._began = time.perf_counter()
+
+    def skip(self) -> None:
+        """Pass over the states of steps that an earlier process has done."""
+        if self._states is not None:
+            next(islice(self._states, self.trainer.steps_done, self.trainer.steps_done), None)
+
+    def step(self) -> StepReport | None:
+        """One step from its own seed; None where the states are used up."""
+        began = time.perf_counter()
+        states = None
+        if self._states is not None and (states := next(self._states, None)) is None:
+            return None
+        seed_all(self.trainer.config.seed, self.trainer.steps_done, "train")
+        report = self.trainer.step(states)
+        self.seconds = time.perf_counter() - began
+        return report
+
+    def record(self, report: StepReport, evaluate: Callable[[int], Mapping[str, Any]] | None) -> Row:
+        """The step's line, with what an evaluation adds to it."""
+        self._row = {"step": report.step, **self.measured(report, evaluate)[0]}
+        return self._row
+
+    def measured(
+        self, report: StepReport, evaluate: Callable[[int], Mapping[str, Any]] | None
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Metrics of the step, an evaluation's among them, and seconds by phase."""
+        metrics = {"samples": len(report.experience), **report.metrics}
+        seconds = self.watch.take()
+        if evaluate is not None:
+            began = time.perf_counter()
+            with self.watch("evaluate"):
+                seed_all(self.trainer.config.seed, report.step, "evaluate")
+                found = evaluate(report.step)
+            self.seconds += time.perf_counter() - began
+            seconds["evaluate"] = self.watch.take()["evaluate"]  # its completions and rewards are not the step's
+            named = {name if name.startswith("eval/") else f"eval/{name}": value for name, value in found.items()}
+            report.metrics |= named
+            metrics |= named
+        return metrics, seconds
+
+    def count_failures(self, report: StepReport) -> None:
+        """Failed samples: an error on the first step, then counted against the budget."""
+        failed, samples = report.metrics.get("failed") or 0.0, float(len(report.experience))
+        self.budget.add(failed, report.metrics.get("samples") or samples)
+        if not failed:
+            return
+        message = f"{failed:.0f} of {samples:.0f} samples failed{self._first_failure(report)}"
+        self.tell(report.step, "samples_failed", message)
+        if report.step == 1:
+            raise SamplesFailed(f"on the first step {message}")
+        if self.budget.spent():
+            self.why = f"{self.budget.failed:.0f} samples failed in {WINDOW} steps, {self.budget.allowed:.0f} may"
+            self.end("failures")
+            self.tell(report.step, "failure_budget_spent", self.why)
+
+    def _first_failure(self, report: StepReport) -> str:
+        """What the source shows of the first failed row."""
+        try:
+            rows, _ = exhibit(report, self.trainer.source, None)
+        except Exception as error:
+            return f" (and cannot be shown: {type(error).__name__}: {error})"
+        return next((f": {row['error']}" for row in rows if row["status"] == "failed" and "error" in row), "")
+
+    @property
+    def reason(self) -> str | None:
+        """Why the loop ends; None: it goes on."""
+        return self._reason
+
+    def end(self, reason: str) -> None:
+        """Why the loop ends; the first reason stands."""
+        self._reason = self._reason or reason
+
+    def summary(self) -> Summary:
+        """How it ended."""
+        seconds = time.perf_counter() - self._began
+        return Summary(self.reason or "done", self.trainer.steps_done, None, None, self._row, {}, seconds, why=self.why)
+
+    # --- what only a folder makes something of ----------------------------------------------------------------------
+
+    def tell(self, step: int, event: str, message: str) -> None:
+        """Something worth knowing."""
+
+    def settle(self) -> None:
+        """Hear of a save that is under way, if it has ended."""
+
+    def sample(self, report: StepReport, groups: int | None) -> None:
+        """Groups to look at."""
+
+    def save(self, last: bool = False) -> None:
+        """A checkpoint."""
+
+    def close(self, curve: bool) -> None:
+        """What is left when the loop has ended."""

@@ -1,0 +1,146 @@
+"""The trainer with its door to a run: `train`, the same in every room, with or without a folder.
+
+    GRPOTrainer(config, policy, reward_model=reward).train(steps=100)                    # nothing on disk
+    GRPOTrainer(config, policy, reward_model=reward).train(steps=100, folder="runs/a")   # all a run leaves; resumes
+
+A room inherits this, hands its parts (policy, source, reference, optimizer, hooks) to the constructor, and says here
+what is different about its runs: their name, what they are judged by, how long they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from grpo.capabilities import Evaluates
+from grpo.config import ConfigError
+from grpo.report import StepReport
+from grpo.run.config import ENDLESS, RunConfig
+from grpo.run.progress import Progress
+from grpo.run.trackers import Tracker
+from grpo.trainer import Trainer
+
+Batches = Iterable[Sequence[Any]]
+"""States for each step, where they are the caller's."""
+
+
+class GRPOTrainer(Trainer):
+    """Your policy, your reward, one trainer; see `grpo.trainer.Trainer` for what it is made of."""
+
+    task: ClassVar[str] = "own"
+    """What a run's folder calls this room."""
+    measure: ClassVar[str] = "reward"
+    """The metric that says how good a policy is, as the steps report it; evaluations call it eval/…"""
+    evaluates_every: ClassVar[int] = 50
+    """Steps between two evaluations where nobody says."""
+    sample_every: ClassVar[int] = 10
+    """Steps between samples that are kept, where nobody says."""
+    always_kept: ClassVar[bool] = False
+    """Whether a run has a folder, whoever asks for one."""
+
+    name: str | None = None
+    """What the run that is under way is called, where somebody said."""
+
+    def train(
+        self,
+        first: int | Batches | str | None = None,
+        /,
+        *,
+        steps: int | None = None,
+        states: Batches | None = None,
+        env_steps: int | None = None,
+        stop_at: float | None = None,
+        evaluate_every: int | None = None,
+        folder: str | Path | None = None,
+        trackers: Sequence[str | Tracker] = (),
+        project: str | None = None,
+        callbacks: Sequence[Callable[[StepReport], Any]] = (),
+        progress: str | Progress | None = "auto",
+        total_updates: int | None = None,
+        resume_from_checkpoint: bool | str | None = None,
+    ) -> list[StepReport]:
+        """Train; the reports of all steps come back, the last with its arrays, the others with their metrics.
+
+        steps: how many; states: a batch for each of them, where they are yours. Either may come first, without a name;
+        `total_updates` is a tutorial's word for steps.
+        env_steps, stop_at: end sooner, after so many steps of the environment, or once evaluations are so good.
+        evaluate_every: steps between evaluations, where the room has some.
+        folder: where everything a run leaves goes: metrics, checkpoints, curve; a run that is there is gone on with.
+        trackers: tensorboard, wandb, trackio or objects of your own, with the project's name there.
+        callbacks: get each report; one that returns False ends the training. progress: auto, live, plain, None.
+        resume_from_checkpoint: True: there must be a run to go on with; a path: in that folder.
+        """
+        from grpo.run.start import train  # here: only a run needs files, signals and locks
+
+        if isinstance(first, bool | str):  # as transformers' trainers take it
+            resume_from_checkpoint = first
+        elif isinstance(first, int):
+            steps = first
+        elif first is not None:
+            states = first
+        asked = {
+            "steps": steps if total_updates is None else total_updates,
+            "env_steps": env_steps,
+            "stop_at": stop_at,
+            "evaluate_every": evaluate_every,
+            "trackers": tuple(name for name in trackers if isinstance(name, str)) or None,
+            "project": project,
+        }
+        return train(
+            self,
+            {name: value for name, value in asked.items() if value is not None},
+            states=states,
+            folder=None if folder is None else Path(folder),
+            trackers=[tracker for tracker in trackers if not isinstance(tracker, str)],
+            callbacks=callbacks,
+            progress=progress,
+            resume=resume_from_checkpoint,
+        )
+
+    # --- what a room may say about its runs -------------------------------------------------------------------------
+
+    @property
+    def run_name(self) -> str:
+        """What a person would call a run of this trainer."""
+        return self.task
+
+    @property
+    def evaluation(self) -> Callable[[int], Mapping[str, Any]] | None:
+        """Measures the policy of a step; None where there is nothing to measure it on."""
+        return self.source.evaluate if isinstance(self.source, Evaluates) else None
+
+    def cannot_evaluate(self) -> str:
+        """Why `evaluation` is None, and what to do."""
+        return f"the task {self.task} has no evaluation; leave it out"
+
+    def planned(self, asked: Mapping[str, Any], kept: bool) -> RunConfig:
+        """How a run is carried out, from what `train` was asked for; `kept`: something of it will stay."""
+        if not {"steps", "env_steps", "stop_at"} & set(asked):
+            raise ValueError("train() needs total_updates, steps, env_steps or stop_at; or states, a batch a step")
+        looks = self.evaluation is not None and ("stop_at" in asked or kept)
+        every = asked.get("evaluate_every", self.evaluates_every if looks else None)
+        given = {"steps": ENDLESS, **asked, "evaluate_every": every}
+        best_by = f"eval/{self.measure}" if every else self.measure
+        return RunConfig(**given, checkpoint_every=every or 50, best_by=best_by, sample_every=self.sample_every)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings as a run's folder keeps them: those that were given, as the command line would write them."""
+        kept = self.config.model_dump(mode="json", exclude_unset=True)
+        return {**kept.pop("recipe", {}), **kept}
+
+    def total_steps(self, how: RunConfig) -> int:
+        """Steps of a run, where its plan may count in something else."""
+        if how.num_train_epochs is not None and how.steps is None:
+            raise ConfigError("run.num_train_epochs: this task has no data set to pass over; use run.steps")
+        return how.steps or 100
+
+    def schedule(self, steps: int) -> None:
+        """Told how many steps a run will have, before its first."""
+
+    def stops(self, report: StepReport) -> bool:
+        """Told each step; True ends the run."""
+        return False
+
+    def finish(self, reason: str, folder: Path | None) -> None:
+        """Told how a run ended, after its last."""
