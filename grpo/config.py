@@ -7,28 +7,23 @@ are given by name, in our spelling or another system's (`grpo.dialects`). What i
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
+from grpo.core.surrogates import Surrogate, flattened, owners
 from grpo.dialects import OWN, SYSTEMS, Translation, Words, spellings, translate
 from grpo.errors import ConfigError, nearest
-from grpo.recipes import RECIPES, Recipe, recipe, without_effect
+from grpo.recipes import COLUMNS, RECIPES, Recipe, column_types, foreign, recipe, says_nothing, without_effect
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["COLUMNS", "MINIBATCHES", "WHOLE_ROWS", "ConfigError", "GRPOConfig", "one_line"]
-
-COLUMNS = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "paper", "follows"))
-"""Settings that belong to the recipe."""
+__all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "one_line"]
 
 MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch")
 """Sizes of a minibatch, in what it is made of."""
-WHOLE_ROWS = ("geometric", "vespo")
-"""Surrogates that look at a whole trajectory."""
 
 
 class GRPOConfig(BaseModel):
@@ -107,12 +102,18 @@ class GRPOConfig(BaseModel):
     @cached_property
     def algorithm(self) -> Recipe:
         """The recipe with the changed columns."""
-        return recipe(self.loss_type, **self._columns())
+        columns = self._columns()
+        alien = foreign(self._surrogate(columns), columns)
+        return recipe(self.loss_type, **{name: value for name, value in columns.items() if name not in alien})
 
     def _columns(self) -> dict[str, Any]:
         """Columns that are not the recipe's own; a room may add those that its settings stand for."""
         drops = {} if self.no_signal == "recipe" else {"drop_no_signal": self.no_signal != "keep"}
         return self.recipe | drops
+
+    def _surrogate(self, columns: Mapping[str, Any]) -> str:
+        """The kind of surrogate that these columns ask for."""
+        return str(columns.get("surrogate", RECIPES[self.loss_type].surrogate.kind))
 
     @property
     def one_update(self) -> bool:
@@ -127,7 +128,9 @@ class GRPOConfig(BaseModel):
     @property
     def idle(self) -> dict[str, str]:
         """Settings that were given and cannot change anything, each with what it would need."""
-        idle = without_effect(self.algorithm, self.recipe)
+        alien = foreign(self._surrogate(self._columns()), self.recipe)
+        idle = {name: needs for name, needs in alien.items() if not says_nothing(self.recipe[name])}
+        idle |= without_effect(self.algorithm, self.recipe)
         if self.max_attempts != 4 and self.no_signal != "resample":
             idle["max_attempts"] = "it needs no_signal=resample"
         if self.ref_mixup_alpha != 1.0 and self.ref_sync_steps is None:
@@ -152,8 +155,8 @@ class GRPOConfig(BaseModel):
         return type(self)(_dialect=OWN, **given | self.recipe | changed)
 
     def __getattr__(self, name: str) -> Any:
-        if name in COLUMNS:
-            return getattr(self.algorithm, name)
+        if name in COLUMNS or name in owners():
+            return self.algorithm.columns().get(name)
         return super().__getattr__(name)  # type: ignore[misc]
 
 
@@ -162,22 +165,35 @@ def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) ->
     nested = given.pop("recipe", None) or {}
     if not isinstance(nested, Mapping):
         raise ConfigError(f"recipe is a block of columns, got {nested!r}; a recipe is chosen with loss_type")
-    own, columns = {}, dict(nested)
-    for name, value in given.items():
+    own, columns = {}, _flat(nested)
+    for name, value in _flat(given).items():
         if name in model.model_fields:
             own[name] = value
         else:
             columns[name] = value
-    known = [*model.model_fields, *COLUMNS, *spellings(dialect, model.words)]
-    hints = get_type_hints(Recipe)
+    hints = column_types()
+    known = [*model.model_fields, *hints, *spellings(dialect, model.words)]
     for name, value in columns.items():
-        if name not in COLUMNS:
+        if name not in hints:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
         try:
             columns[name] = TypeAdapter(hints[name]).validate_python(value)
         except ValidationError as error:
             raise ConfigError(f"{name}: {error.errors()[0]['msg'].lower()}, got {value!r}") from None
     return {**own, "recipe": columns}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """A surrogate that is given as a record or a block of its numbers, as settings by name."""
+    found = dict(settings)
+    given = found.get("surrogate")
+    if isinstance(given, Surrogate):
+        own = {name: value for name, value in given.settings().items() if name not in given.idle}
+        found |= {"surrogate": given.kind, **own}
+    elif isinstance(given, Mapping):
+        del found["surrogate"]
+        found |= flattened(given)
+    return found
 
 
 def _check(config: GRPOConfig) -> None:
@@ -196,7 +212,7 @@ def _check(config: GRPOConfig) -> None:
     if len(sizes) > 1:
         raise ConfigError(f"{' and '.join(sizes)} say the same thing; give one of them")
     recipe = config.algorithm
-    alone = recipe.ratio == "token" and recipe.reduction == "token_mean" and recipe.surrogate not in WHOLE_ROWS
+    alone = recipe.ratio == "token" and recipe.reduction == "token_mean" and not recipe.surrogate.whole_rows
     if config.decisions_per_minibatch and not alone:
         raise ConfigError(
             "decisions_per_minibatch takes trajectories apart, and this recipe needs them whole; set "

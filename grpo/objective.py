@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from grpo.core import diagnostics, gates, kl, ratios, reductions, surrogates
+from grpo.core import diagnostics, gates, kl, ratios, reductions
 from grpo.core.arrays import (
     EXP_LIMIT,
     Array,
@@ -18,10 +18,10 @@ from grpo.core.arrays import (
     expect_shape,
     masked,
     namespace,
-    row_mean,
     stop_gradient,
     wide,
 )
+from grpo.core.surrogates import Decisions
 from grpo.experience import Experience
 from grpo.recipes import Recipe
 from grpo.rollouts import Scores
@@ -40,22 +40,21 @@ class Terms(NamedTuple):
     metrics: dict[str, Array]
 
 
-class Decisions(NamedTuple):
-    """What the objective sees of each decision: (N, T), or fewer columns where chunks or trajectories decide."""
+class Parts(NamedTuple):
+    """What the policy loss of each decision is made of: gate · (term + penalty) · mismatch · weight."""
 
-    mask: Array
-    logp: Array
-    log_ratio: Array
-    advantage: Array
-    kl: Array | None
-    entropy: Array | None
-    weight: Array | None
-    """The room's float weight (continuation)."""
+    gate: Array
+    term: Array
+    penalty: Array | None
     mismatch: Array | None
-    kept: Array | None
-    """False where the off-policy gate closed."""
-    selected: Array | None
-    """False where the entropy gate closed."""
+    weight: Array | None
+
+    def product(self) -> Array:
+        """The policy loss of each decision; KL and entropy pass no gate."""
+        found_NT = masked(self.term if self.penalty is None else self.term + self.penalty, self.gate)
+        for factor_NT in (self.mismatch, self.weight):
+            found_NT = found_NT if factor_NT is None else found_NT * factor_NT
+        return found_NT
 
 
 def objective(scores: Scores, batch: Experience, recipe: Recipe) -> Terms:
@@ -63,8 +62,7 @@ def objective(scores: Scores, batch: Experience, recipe: Recipe) -> Terms:
     d = _folded(_decisions(scores, batch, recipe), recipe)
     over = batch.denominators
     ratio_NT = _ratio(d, recipe)
-    policy_NT = _gated(_surrogate(ratio_NT, d, recipe), d, batch, recipe)
-    loss = policy_loss = _reduced(policy_NT, d, over, recipe)
+    loss = policy_loss = _reduced(_parts(ratio_NT, d, batch, recipe).product(), d, over, recipe)
 
     kl_mean = entropy_mean = None
     if d.kl is not None:
@@ -78,7 +76,7 @@ def objective(scores: Scores, batch: Experience, recipe: Recipe) -> Terms:
 
 
 def per_decision(scores: Scores, batch: Experience, recipe: Recipe) -> dict[str, Array]:
-    """What the objective made of every decision: gate · (term + penalty) · mismatch · weight is what it reduces.
+    """What the objective made of every decision: its ratio, its KL and the `Parts` of what is reduced.
 
     Of chunks and trajectories that decide as one, each decision has the numbers of the whole; the KL is its own. Only
     what the recipe has is there.
@@ -87,23 +85,8 @@ def per_decision(scores: Scores, batch: Experience, recipe: Recipe) -> dict[str,
     each = _decisions(scores, batch, recipe.but(beta=0.0) if unknown else recipe)
     d = _folded(each, recipe)
     ratio_NT = _ratio(d, recipe)
-    term_NT, gate_NT, penalty_NT, mismatch_NT = _surrogate(ratio_NT, d, recipe), d.mask, None, d.mismatch
-    if d.kept is not None:
-        gate_NT = gate_NT & d.kept
-    if d.selected is not None and recipe.surrogate != "geometric":
-        gate_NT = gate_NT & d.selected
-    if batch.penalised_NT is not None:
-        penalty_NT = masked(recipe.kl_cov_coef * absolute(d.log_ratio), batch.penalised_NT)
-    if batch.open_NT is not None and batch.penalised_NT is not None:  # the penalty passes the gate of the term
-        term_NT, gate_NT = masked(term_NT, batch.open_NT), gate_NT & (batch.open_NT | batch.penalised_NT)
-    elif batch.open_NT is not None:
-        gate_NT = gate_NT & batch.open_NT
-    if mismatch_NT is not None and recipe.surrogate == "geometric":
-        mismatch_NT = namespace(mismatch_NT).exp(row_mean(_log(mismatch_NT), d.mask)) * (mismatch_NT * 0 + 1)
-    elif recipe.surrogate == "vespo":  # part of its term
-        mismatch_NT = None
-    given = {"ratio": ratio_NT, "gate": gate_NT, "term": masked(term_NT, d.mask), "penalty": penalty_NT}
-    given |= {"mismatch": mismatch_NT, "weight": d.weight}
+    parts = _parts(ratio_NT, d, batch, recipe)
+    given = {"ratio": ratio_NT, **parts._asdict(), "term": masked(parts.term, d.mask)}
     steps = batch.mask_NT.shape[1]
     chunk_T = namespace(d.logp).arange(steps) // recipe.fold_size(steps)
     found = {name: array if d is each else array[:, chunk_T] for name, array in given.items() if array is not None}
@@ -175,7 +158,7 @@ def _folded(d: Decisions, recipe: Recipe) -> Decisions:
 
     mismatch = mean(d.mismatch)
     if d.mismatch is not None and recipe.mismatch_level == "token":
-        mismatch = namespace(d.mismatch).exp(clip(add(_log(d.mismatch)), -EXP_LIMIT, EXP_LIMIT))
+        mismatch = namespace(d.mismatch).exp(clip(add(ratios.log_weight(d.mismatch)), -EXP_LIMIT, EXP_LIMIT))
     return Decisions(
         mask=ratios.fold_mask(d.mask, size),
         logp=add(d.logp),
@@ -198,58 +181,24 @@ def _ratio(d: Decisions, recipe: Recipe) -> Array:
     return ratios.token_ratio(d.log_ratio)
 
 
-def _surrogate(ratio_NT: Array, d: Decisions, r: Recipe) -> Array:
-    """The policy term of each decision."""
-    low, high = r.epsilon, r.clip_high
-    if r.surrogate == "clip":
-        loss_NT = surrogates.clipped(ratio_NT, d.advantage, low, high, r.delta)
-        return loss_NT if r.dual_clip is None else surrogates.dual_clipped(loss_NT, d.advantage, r.dual_clip)
-    if r.surrogate == "geometric":
-        return surrogates.geometric(d.log_ratio, d.advantage, d.mask, low, high, d.selected)
-    if r.surrogate == "cispo":
-        floor, cap = (None, high) if r.bounds == "absolute" else (1.0 - low, 1.0 + high)
-        return surrogates.cispo(ratio_NT, d.advantage, d.logp, floor, cap)
-    if r.surrogate == "sapo":
-        return surrogates.sapo(ratio_NT, d.advantage, r.tau_pos, r.tau_neg)
-    if r.surrogate == "vespo":
-        shape = (r.vespo_k_pos, r.vespo_lambda_pos, r.vespo_k_neg, r.vespo_lambda_neg)
-        log_weight_NT = None if d.mismatch is None else _log(d.mismatch)
-        return surrogates.vespo(d.log_ratio, d.advantage, d.logp, d.mask, *shape, log_weight_NT)
-    if r.surrogate in ("dppo_tv", "dppo_kl"):
-        inside = gates.inside_total_variation if r.surrogate == "dppo_tv" else gates.inside_binary_kl
-        inside_NT = inside(d.logp, d.logp - d.log_ratio, d.advantage, d.mask, low, high)
-        return surrogates.dppo(ratio_NT, d.advantage, d.logp, inside_NT, r.dual_clip)
-    if r.surrogate == "dro":
-        return surrogates.dro(d.log_ratio, d.advantage, d.logp, r.dro_beta)
-    if r.surrogate == "unclipped":
-        return surrogates.unclipped(ratio_NT, d.advantage)
-    return surrogates.policy_gradient(d.logp, d.advantage)
-
-
-def _gated(policy_NT: Array, d: Decisions, batch: Experience, recipe: Recipe) -> Array:
-    """The policy term where the gates are open, times the weights. KL and entropy pass no gate."""
-    if batch.open_NT is not None:
-        policy_NT = masked(policy_NT, batch.open_NT)
-    if batch.penalised_NT is not None:
-        penalty_NT = recipe.kl_cov_coef * absolute(d.log_ratio)
-        policy_NT = policy_NT + masked(penalty_NT, batch.penalised_NT)
+def _parts(ratio_NT: Array, d: Decisions, batch: Experience, recipe: Recipe) -> Parts:
+    """The surrogate's term, and what the gates and weights make of it."""
+    term_NT, gate_NT, penalty_NT = recipe.surrogate.loss(ratio_NT, d), d.mask, None
     if d.kept is not None:
-        policy_NT = masked(policy_NT, d.kept)
-    if d.selected is not None and recipe.surrogate != "geometric":
-        policy_NT = masked(policy_NT, d.selected)
-    if d.mismatch is not None and recipe.surrogate == "geometric":
-        policy_NT = policy_NT * namespace(policy_NT).exp(row_mean(_log(d.mismatch), d.mask))
-    elif d.mismatch is not None and recipe.surrogate != "vespo":
-        policy_NT = policy_NT * d.mismatch
-    return _weighted(policy_NT, d)
+        gate_NT = gate_NT & d.kept
+    if d.selected is not None and not recipe.surrogate.selects:
+        gate_NT = gate_NT & d.selected
+    if batch.penalised_NT is not None:
+        penalty_NT = masked(recipe.kl_cov_coef * absolute(d.log_ratio), batch.penalised_NT)
+    if batch.open_NT is not None and batch.penalised_NT is not None:  # the penalty passes the gate of the term
+        term_NT, gate_NT = masked(term_NT, batch.open_NT), gate_NT & (batch.open_NT | batch.penalised_NT)
+    elif batch.open_NT is not None:
+        gate_NT = gate_NT & batch.open_NT
+    return Parts(gate_NT, term_NT, penalty_NT, recipe.surrogate.mismatch(d), d.weight)
 
 
 def _weighted(x_NT: Array, d: Decisions) -> Array:
     return x_NT if d.weight is None else x_NT * d.weight
-
-
-def _log(weight_NT: Array) -> Array:
-    return namespace(weight_NT).log(clip(weight_NT, 1e-10, None))
 
 
 def _entropy_bonus(d: Decisions, over: reductions.Denominators, recipe: Recipe) -> Array:
@@ -274,7 +223,7 @@ def _metrics(ratio_NT: Array, d: Decisions, over: reductions.Denominators, recip
         "ratio": reductions.token_mean(ratio_NT, d.mask, over),
         "approx_kl": diagnostics.approx_kl(d.log_ratio, d.mask, over),
     }
-    limits = recipe.ratio_limits
+    limits = recipe.surrogate.limits
     if limits is None:
         return found
     low = diagnostics.share(diagnostics.clipped_low(ratio_NT, d.advantage, 1.0 - limits[0]), d.mask, over)

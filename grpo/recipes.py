@@ -1,16 +1,30 @@
 """The algorithm as a table: one row a published variant, one column an axis.
 
 A recipe chooses a function of `grpo.core` on every axis and the numbers that go with it. Adding a variant is one pure
-function in core (if none fits) and one row here. `grpo presets --recipes` prints the table.
+function in core (if none fits) and one row here; a surrogate with numbers of its own brings them in its class.
+`grpo presets --recipes` prints the table.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, get_type_hints
 
+from grpo.core import surrogates
+from grpo.core.surrogates import (
+    Cispo,
+    Clip,
+    DppoTotalVariation,
+    Dro,
+    Geometric,
+    PolicyGradient,
+    Sapo,
+    Surrogate,
+    Unclipped,
+    Vespo,
+)
 from grpo.errors import ConfigError, nearest
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -19,19 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "scale": ("group_std", "batch_std", "group_mean", "signal_share", "none"),
     "whiten": ("rows", "decisions", "none"),
     "ratio": ("token", "chunk", "sequence", "sequence_token", "trajectory"),
-    "surrogate": (
-        "clip",
-        "geometric",
-        "cispo",
-        "sapo",
-        "vespo",
-        "dppo_tv",
-        "dppo_kl",
-        "dro",
-        "unclipped",
-        "policy_gradient",
-    ),
-    "bounds": ("relative", "absolute"),
+    "surrogate": tuple(surrogates.SURROGATES),
     "reduction": ("sequence_mean", "token_mean", "sequence_sum", "fixed_length"),
     "kl_in": ("loss", "reward"),
     "kl_to": ("reference", "old"),
@@ -91,32 +93,8 @@ class Recipe:
     """Lower limit of log π − log π_old before it is exponentiated."""
     log_ratio_high: float = 20.0
     """Upper limit; e^20 is finite in float32."""
-    surrogate: str = "clip"
+    surrogate: Surrogate = field(default_factory=Clip)
     """How ratio and advantage become a loss."""
-    epsilon: float = 0.2
-    """Lower clip: the ratio may fall to 1 − epsilon."""
-    epsilon_high: float | None = None
-    """Upper clip: the ratio may rise to 1 + epsilon_high; None: epsilon."""
-    bounds: str = "relative"
-    """cispo only. relative: clip to [1 − epsilon, 1 + epsilon_high] · absolute: cap at epsilon_high, no floor."""
-    delta: float | None = None
-    """Cap on the unclipped ratio (two-sided clip)."""
-    dual_clip: float | None = None
-    """Bound c of the dual clip, where A < 0; for dppo the cap on the ratio."""
-    tau_pos: float = 1.0
-    """SAPO temperature where A > 0."""
-    tau_neg: float = 1.05
-    """SAPO temperature elsewhere."""
-    vespo_k_pos: float = 2.0
-    """VESPO exponent k where A ≥ 0."""
-    vespo_lambda_pos: float = 3.0
-    """VESPO decay λ where A ≥ 0."""
-    vespo_k_neg: float = 3.0
-    """VESPO exponent k where A < 0."""
-    vespo_lambda_neg: float = 2.0
-    """VESPO decay λ where A < 0."""
-    dro_beta: float = 0.5
-    """Weight of DRO's quadratic leash."""
 
     # --- reduction
     reduction: str = "sequence_mean"
@@ -179,37 +157,19 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            value = getattr(self, item.name)
+            value = vars(self)[item.name]
             number = "float" in str(item.type) and item.name not in ("reward_clip", "reward_weights")
             if number and value is not None and not _finite(value):
                 raise ValueError(f'recipe "{self.name}": {item.name} must be a finite number, got {value!r}')
         for axis, choices in CHOICES.items():
-            value = getattr(self, axis)
-            if value not in choices:
-                known = ", ".join(choices)
-                raise ValueError(
-                    f'recipe "{self.name}": {axis}={value!r} is not one of {known}{nearest(value, choices)}'
-                )
+            value = vars(self)[axis]
+            self._expect_known(axis, value.kind if isinstance(value, Surrogate) else value, choices)
         for rule, remedy in _conflicts(self):
             if rule:
                 raise ValueError(f'recipe "{self.name}": {remedy}')
         for name, (rule, needs) in _unused(self).items():
             if rule:
                 raise ConfigError(f'recipe "{self.name}": {name} has no effect without {needs}', {name: needs})
-
-    @property
-    def clip_high(self) -> float:
-        """The upper clip in force."""
-        return self.epsilon if self.epsilon_high is None else self.epsilon_high
-
-    @property
-    def ratio_limits(self) -> tuple[float, float] | None:
-        """Between which ratios a decision is not held; None where nothing is clipped."""
-        if self.surrogate == "geometric":
-            return math.exp(-self.epsilon), math.exp(self.clip_high)
-        if self.surrogate == "cispo" and self.bounds == "absolute":
-            return 0.0, self.clip_high
-        return (1.0 - self.epsilon, 1.0 + self.clip_high) if self.surrogate in ("clip", "cispo") else None
 
     @property
     def kl_gradient_estimator(self) -> str | None:
@@ -238,12 +198,70 @@ class Recipe:
         return []
 
     def but(self, **changes: Any) -> Recipe:
-        """This recipe with some choices changed; an unknown name says which one was meant."""
-        known = [f.name for f in fields(self)]
+        """This recipe with some choices changed, the surrogate's numbers too; an unknown name says which was meant."""
+        owners = surrogates.owners()
+        known = [*(f.name for f in fields(self)), *owners]
         for key in changes:
             if key not in known:
                 raise ValueError(f'recipe "{self.name}" has no setting {key!r}{nearest(key, known)}')
+        numbers = {name: changes.pop(name) for name in list(changes) if name in owners}
+        if numbers or "surrogate" in changes:
+            changes["surrogate"] = self._surrogate(changes.get("surrogate", self.surrogate), numbers)
         return replace(self, **changes)
+
+    def _surrogate(self, to: Surrogate | str, numbers: dict[str, Any]) -> Surrogate:
+        """The surrogate asked for, with these numbers."""
+        kind = to.kind if isinstance(to, Surrogate) else to
+        self._expect_known("surrogate", kind, tuple(surrogates.SURROGATES))
+        alien = foreign(kind, numbers)
+        for name, needs in alien.items():
+            if not says_nothing(numbers[name]):
+                told = f'recipe "{self.name}": {name}={numbers[name]} has no effect here: {needs}'
+                raise ConfigError(told, {name: needs})
+        try:
+            own = {name: value for name, value in numbers.items() if name not in alien}
+            return surrogates.chosen(self.surrogate, to, **own)
+        except ValueError as error:
+            raise ValueError(f'recipe "{self.name}": {error}') from None
+
+    def columns(self) -> dict[str, Any]:
+        """Every choice and number by the name it has among the settings."""
+        found: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            found |= {name: value.kind, **value.settings()} if isinstance(value, Surrogate) else {name: value}
+        return found
+
+    def told(self) -> dict[str, Any]:
+        """The same with what the surrogate says of itself, for a page that knows no surrogates."""
+        own = self.surrogate
+        return self.columns() | {"formula": own.formula, "limits": own.limits, "when_held": own.when_held}
+
+    def _expect_known(self, axis: str, value: object, choices: Sequence[str]) -> None:
+        if value not in choices:
+            known = ", ".join(choices)
+            raise ValueError(f'recipe "{self.name}": {axis}={value!r} is not one of {known}{nearest(value, choices)}')
+
+
+COLUMNS = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "paper", "follows"))
+"""Settings that belong to every recipe; beside them stand the numbers of its surrogate."""
+
+
+def column_types() -> dict[str, Any]:
+    """Every setting of some recipe, surrogates' numbers among them, with what it may be."""
+    hints = get_type_hints(Recipe)
+    return {name: hints[name] for name in COLUMNS} | {"surrogate": str} | surrogates.types()
+
+
+def foreign(kind: str, settings: Iterable[str]) -> dict[str, str]:
+    """Those of these settings that are numbers of surrogates of another kind, each with what it would need."""
+    owners = surrogates.owners()
+    alien = (name for name in settings if kind not in owners.get(name, [kind]))
+    return {name: f"it needs surrogate={' or '.join(owners[name])}" for name in alien}
+
+
+def says_nothing(value: object) -> bool:
+    """Whether a number of another surrogate asks for what is so without it."""
+    return value in (None, "relative")
 
 
 def _finite(value: object) -> bool:
@@ -254,45 +272,41 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
     """Combinations that have no meaning, each with its remedy."""
     per_step, folds = r.credit == "reward_to_go", r.ratio in ("chunk", "trajectory")
     picks = bool(r.top_entropy < 1 or r.clip_cov or r.kl_cov)
-    dppo = r.surrogate in ("dppo_tv", "dppo_kl")
-    vespo, exact = r.surrogate == "vespo" and r.mismatch != "none", r.kl_estimator == "exact"
+    exact = r.kl_estimator == "exact"
     low = -math.inf if r.mismatch_low is None else r.mismatch_low
     high = math.inf if r.mismatch_high is None else r.mismatch_high
-    above = (r.tau_pos, r.tau_neg, r.delta, r.dual_clip, r.chunk_size, r.length, r.kl_cap)
-    least = (r.beta, r.scale_eps, r.whiten_eps, r.dro_beta, r.kl_cov_coef)
+    above = (r.chunk_size, r.length, r.kl_cap)
+    least = (r.beta, r.scale_eps, r.whiten_eps, r.kl_cov_coef)
     positive = all(value is None or value > 0 for value in above) and all(value >= 0 for value in least)
     to_reference = r.kl_direction == "other_current" and r.kl_to == "reference"
+    alone = [
+        (vars(r)[axis] not in choices, f"surrogate={r.surrogate.kind} looks at whole rows; use {axis}={choices[0]}")
+        for axis, choices in r.surrogate.goes_with.items()
+    ]
     return [
+        *alone,
         (per_step and r.baseline == "length_weighted", "baseline=length_weighted needs credit=trajectory"),
         (per_step and r.whiten == "rows", "whiten=rows needs credit=trajectory; use whiten=decisions"),
         (r.credit == "per_reward" and r.baseline == "given", "baseline=given needs credit=trajectory or reward_to_go"),
         (not isinstance(r.chunk_size, int), "chunk_size must be a whole number"),
-        (r.surrogate == "geometric" and r.ratio != "token", "surrogate=geometric takes its own mean; use ratio=token"),
-        (r.surrogate == "vespo" and folds, "surrogate=vespo takes its own product; use ratio=token"),
         (folds and picks, f"top_entropy, clip_cov and kl_cov pick single decisions; ratio={r.ratio} has none to pick"),
-        (r.bounds == "absolute" and r.surrogate != "cispo", "bounds=absolute is for surrogate=cispo"),
-        (r.delta is not None and r.surrogate != "clip", "delta is for surrogate=clip"),
-        (r.dual_clip is not None and r.surrogate != "clip" and not dppo, "dual_clip is for surrogate=clip or dppo"),
         (r.kl_in == "reward" and r.kl_to == "old", "kl_in=reward to the old policy is zero; use kl_to=reference"),
         (r.kl_in == "reward" and r.kl_estimator == "exact", "kl_in=reward needs kl_estimator k1, k2, k3 or abs"),
         (to_reference and r.kl_estimator not in ("k3", "exact"), "KL(reference‖π) needs kl_estimator k3 or exact"),
         (r.credit == "per_reward" and bool(r.beta) and r.kl_in == "reward", "kl_in=reward needs another credit"),
         (r.credit == "per_reward" and r.reward_clip is not None, "reward_clip needs one reward: another credit"),
         (per_step and r.drop_no_signal, "drop_no_signal looks at whole trajectories; it needs credit=trajectory"),
-        (vespo and r.mismatch_level == "sequence", "surrogate=vespo forms its own product; use mismatch_level=token"),
         (r.kl_importance and r.kl_direction == "other_current", "kl_importance is for kl_direction=current_other"),
         (r.kl_importance and r.kl_gradient not in ("auto", "own"), "kl_importance has the right gradient already"),
         (exact and r.kl_gradient not in ("auto", "own"), "kl_estimator=exact has its own gradient; leave kl_gradient"),
         (exact and r.kl_cap is not None, "kl_cap is for sampled estimators, not kl_estimator=exact"),
-        (r.bounds == "absolute" and r.epsilon_high is None, "bounds=absolute needs epsilon_high, the cap on the ratio"),
         (
             not positive,
-            "tau, delta, dual_clip, chunk_size and length must be positive, beta and other weights not negative",
+            "chunk_size, length and kl_cap must be positive, beta and other weights not negative",
         ),
         (low > high, "mismatch_low must not be above mismatch_high"),
         (not 0 <= r.clip_cov <= 1 or not 0 <= r.kl_cov <= 1, "clip_cov and kl_cov are shares in [0, 1]"),
         (not 0 < r.top_entropy <= 1, "top_entropy is a share in (0, 1]"),
-        (r.epsilon < 0 or r.clip_high < 0, "epsilon and epsilon_high must not be negative"),
         (not 0 <= r.gamma <= 1, "gamma is in [0, 1]"),
         (r.log_ratio_low >= 0 or r.log_ratio_high <= 0, "log_ratio_low must be below 0 and log_ratio_high above"),
     ]
@@ -308,14 +322,14 @@ def _unused(r: Recipe) -> dict[str, tuple[bool, str]]:
 
 def without_effect(r: Recipe, settings: Iterable[str]) -> dict[str, str]:
     """Those of these settings that cannot change anything in this recipe, each with what it would need."""
-    return {name: _NEEDS[name][1] for name in settings if name in _NEEDS and not _NEEDS[name][0](r)}
+    needs = {name: remedy for name, (rule, remedy) in _NEEDS.items() if not rule(r)} | dict(r.surrogate.idle)
+    return {name: needs[name] for name in settings if name in needs}
 
 
 def _kl(r: Recipe) -> bool:
     return r.beta > 0
 
 
-_CLIPS = ("clip", "geometric", "cispo", "dppo_tv", "dppo_kl")
 _NEEDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "gamma": (lambda r: r.credit == "reward_to_go", "it needs credit=reward_to_go"),
     "scale_ddof": (lambda r: r.scale in ("group_std", "batch_std"), "it needs scale=group_std or batch_std"),
@@ -323,15 +337,6 @@ _NEEDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "whiten_ddof": (lambda r: r.whiten != "none", "it needs whiten=rows or decisions"),
     "whiten_eps": (lambda r: r.whiten != "none", "it needs whiten=rows or decisions"),
     "whiten_root": (lambda r: r.whiten != "none", "it needs whiten=rows or decisions"),
-    "epsilon": (lambda r: r.surrogate in _CLIPS and r.bounds == "relative", f"surrogate must be one of {_CLIPS}"),
-    "epsilon_high": (lambda r: r.surrogate in _CLIPS, f"surrogate must be one of {_CLIPS}"),
-    "tau_pos": (lambda r: r.surrogate == "sapo", "it needs loss_type=sapo"),
-    "tau_neg": (lambda r: r.surrogate == "sapo", "it needs loss_type=sapo"),
-    "vespo_k_pos": (lambda r: r.surrogate == "vespo", "it needs loss_type=vespo"),
-    "vespo_lambda_pos": (lambda r: r.surrogate == "vespo", "it needs loss_type=vespo"),
-    "vespo_k_neg": (lambda r: r.surrogate == "vespo", "it needs loss_type=vespo"),
-    "vespo_lambda_neg": (lambda r: r.surrogate == "vespo", "it needs loss_type=vespo"),
-    "dro_beta": (lambda r: r.surrogate == "dro", "it needs loss_type=dro"),
     "kl_in": (_kl, "it needs beta > 0"),
     "kl_to": (_kl, "it needs beta > 0"),
     "kl_direction": (_kl, "it needs beta > 0"),
@@ -384,7 +389,7 @@ _ROWS = (
         "DAPO, arXiv:2503.14476",
         "The paper, with overlong filtering and no-signal groups dropped; token mean over the whole minibatch. TRL's "
         "loss_type=dapo is the token mean alone.",
-        epsilon_high=0.28,
+        surrogate=Clip(epsilon_high=0.28),
         reduction="token_mean",
         mask_truncated=True,
         drop_no_signal=True,
@@ -395,46 +400,41 @@ _ROWS = (
         "The paper and TRL: gradient through the mean of log-ratios. verl and tunix: straight-through "
         "(ratio=sequence_token).",
         ratio="sequence",
-        epsilon=3e-4,
-        epsilon_high=4e-4,
+        surrogate=Clip(3e-4, 4e-4),
     ),
     Recipe(
         "gmpo",
         "GMPO, arXiv:2507.20673",
         "The paper, TRL and verl agree: clipped in log space before the geometric mean.",
-        surrogate="geometric",
-        epsilon=0.4,
+        surrogate=Geometric(0.4),
     ),
     Recipe(
         "cispo",
         "MiniMax-M1, arXiv:2506.13585",
         "TRL: an absolute cap of 5 on the ratio and no floor (as ScaleRL, arXiv:2510.13786). verl: clip to 1 ± eps "
         "(bounds=relative).",
-        surrogate="cispo",
-        bounds="absolute",
-        epsilon_high=5.0,
+        surrogate=Cispo(epsilon_high=5.0, bounds="absolute"),
         reduction="token_mean",
     ),
     Recipe(
         "sapo",
         "SAPO, arXiv:2511.20347",
         "TRL: empty rows count. verl: they do not. Otherwise they agree.",
-        surrogate="sapo",
+        surrogate=Sapo(),
     ),
     Recipe(
         "luspo",
         "LUSPO, arXiv:2602.05261",
         "The paper's setting of TRL's loss_type=luspo: sequence ratio times length.",
         ratio="sequence",
-        epsilon=2e-3,
-        epsilon_high=2.5e-3,
+        surrogate=Clip(2e-3, 2.5e-3),
         reduction="sequence_sum",
     ),
     Recipe(
         "vespo",
         "VESPO, arXiv:2602.10693",
         "TRL: product of ratios, sampler mismatch inside the weight, token mean.",
-        surrogate="vespo",
+        surrogate=Vespo(),
         reduction="token_mean",
         mismatch="truncate",
     ),
@@ -442,16 +442,14 @@ _ROWS = (
         "dppo",
         "DPPO, arXiv:2602.04879",
         "verl dppo_tv with cap 20 (binary total variation). dppo_kl: surrogate=dppo_kl.",
-        surrogate="dppo_tv",
-        epsilon=0.2,
-        dual_clip=20.0,
+        surrogate=DppoTotalVariation(dual_clip=20.0),
         reduction="token_mean",
     ),
     Recipe(
         "gpg",
         "GPG, arXiv:2504.02546",
         "The paper: scaled up by the share of samples in groups with signal. verl counts non-zero rewards instead.",
-        surrogate="policy_gradient",
+        surrogate=PolicyGradient(),
         scale="signal_share",
         reduction="token_mean",
     ),
@@ -529,7 +527,7 @@ _ROWS = (
         "clip_cov",
         "Entropy Mechanism of RL, arXiv:2505.22617",
         "verl, with the draw given by a seeded generator.",
-        epsilon_high=0.28,
+        surrogate=Clip(epsilon_high=0.28),
         reduction="token_mean",
         clip_cov=2e-4,
     ),
@@ -537,7 +535,7 @@ _ROWS = (
         "kl_cov",
         "Entropy Mechanism of RL, arXiv:2505.22617",
         "verl: unclipped ratio, penalty on the highest covariances.",
-        surrogate="unclipped",
+        surrogate=Unclipped(),
         reduction="token_mean",
         kl_cov=2e-4,
     ),
@@ -545,7 +543,7 @@ _ROWS = (
         "dro",
         "DRO, arXiv:2405.19107",
         "verl: policy gradient with a quadratic leash to the sampler.",
-        surrogate="dro",
+        surrogate=Dro(),
         reduction="token_mean",
     ),
     Recipe(
@@ -585,16 +583,11 @@ def recipe(name: str, **changes: Any) -> Recipe:
 
 # --- the table in words ---------------------------------------------------------------------------------------------
 
-COLUMNS = ("recipe", "credit", "baseline", "scale", "ratio", "surrogate", "reduction", "KL", "gates", "paper")
+HEADINGS = ("recipe", "credit", "baseline", "scale", "ratio", "surrogate", "reduction", "KL", "gates", "paper")
 
 
 def _row(r: Recipe) -> tuple[str, ...]:
     scale = r.scale if r.whiten == "none" else f"{r.scale}, whiten {r.whiten}"
-    surrogate = r.surrogate
-    if r.surrogate in ("clip", "geometric", "dppo_tv", "dppo_kl"):
-        surrogate += f" {r.epsilon:g}" + (f"/{r.clip_high:g}" if r.clip_high != r.epsilon else "")
-    elif r.surrogate == "cispo":
-        surrogate += f" ≤{r.clip_high:g}" if r.bounds == "absolute" else f" 1−{r.epsilon:g}/1+{r.clip_high:g}"
     kl = f"{r.kl_estimator} in {r.kl_in}"
     gates = [
         "truncated" if r.mask_truncated else "",
@@ -610,7 +603,7 @@ def _row(r: Recipe) -> tuple[str, ...]:
         r.baseline,
         scale,
         r.ratio,
-        surrogate,
+        r.surrogate.label,
         r.reduction,
         kl,
         ", ".join(g for g in gates if g) or "–",
@@ -618,21 +611,47 @@ def _row(r: Recipe) -> tuple[str, ...]:
     )
 
 
+def _surrogates() -> list[tuple[str, str, str]]:
+    """Kind, formula and settings of every surrogate, as it is when none of them is given."""
+    made = [own() for own in surrogates.SURROGATES.values()]
+    return [(s.kind, s.formula, ", ".join(f"{n}={v}" for n, v in s.settings().items())) for s in made]
+
+
 def table_text(names: Sequence[str] = ()) -> str:
     """The table for a terminal: a recipe a row, its peers' differences below it."""
     chosen = [recipe(name) for name in names] or list(RECIPES.values())
-    rows = [COLUMNS, *(_row(r) for r in chosen)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    rows = [HEADINGS, *(_row(r) for r in chosen)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
     notes = [f"{r.name}: {r.follows}" for r in chosen]
-    return "\n".join([*lines, "", "Whose definition each follows:", *notes])
+    kinds = {r.surrogate.kind for r in chosen} if names else surrogates.SURROGATES
+    terms = [f"{kind}: {formula}" + f"; {own}" * bool(own) for kind, formula, own in _surrogates() if kind in kinds]
+    lines += [
+        "",
+        "Whose definition each follows:",
+        *notes,
+        "",
+        "Surrogates and the settings that only they have:",
+        *terms,
+    ]
+    return "\n".join(lines)
 
 
 def table_markdown() -> str:
     """The same table as a page."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join([f"`{row[0]}`", *row[1:]]) + " |" for row in map(_row, RECIPES.values())]
     lines += ["", "## Whose definition each follows", ""]
     lines += [f"- `{r.name}`: {r.follows}" for r in RECIPES.values()]
+    lines += ["", "## Surrogates", ""]
+    lines += [
+        "The numbers in a formula are those it has by itself. Settings of its own are given by name, or in a block"
+    ]
+    lines += [
+        "(`--surrogate.k_pos 2`, `surrogate: {kind: vespo, k_pos: 2}`, in Python `surrogate=Vespo(k_pos=2)`).",
+        "",
+    ]
+    lines += ["| surrogate | minimised | settings of its own |", "|---|---|---|"]
+    lines += [f"| `{kind}` | {formula.replace('|', '∣')} | {own or '–'} |" for kind, formula, own in _surrogates()]
     return "\n".join(lines) + "\n"

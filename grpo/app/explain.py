@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from dataclasses import fields
 from typing import Any
 
 from grpo.app.settings import Resolved, preset_names
 from grpo.config import ConfigError, GRPOConfig
+from grpo.core.surrogates import names
 from grpo.errors import nearest
-from grpo.recipes import CHOICES, Recipe
+from grpo.recipes import CHOICES, COLUMNS, RECIPES, Recipe
 from grpo.run.config import RunConfig
 
 
@@ -51,7 +51,7 @@ def settings_text(task: str | None = None) -> str:
         model = configs()[task].settings()
     blocks = {
         f"The algorithm ({model.__name__})": _model_rows(model),
-        "Columns of the recipe; the default is the recipe's own": _recipe_rows(),
+        "Columns of the recipe; the default is the recipe's own": _recipe_rows(model),
         "The run, as --run.NAME or run: in a file": _model_rows(RunConfig),
     }
     lines = []
@@ -69,14 +69,20 @@ def _model_rows(model: Any) -> list[tuple[str, str, str]]:
     return [(name, _shown(item.default), item.description or "") for name, item in shown.items()]
 
 
-def _recipe_rows() -> list[tuple[str, str, str]]:
+def _recipe_rows(model: type[GRPOConfig]) -> list[tuple[str, str, str]]:
+    """The columns, and the numbers of the surrogate that the task's own recipe has."""
+    plain = Recipe("")
+    surrogate = RECIPES[model.model_fields["loss_type"].default].surrogate
     meanings = _field_docs(Recipe)
+    for own in reversed(type(surrogate).mro()[:-2]):
+        meanings |= {surrogate.prefix + name: meaning for name, meaning in _field_docs(own).items()}
     rows = []
-    for item in fields(Recipe):
-        if item.name in ("name", "paper", "follows"):
+    for name, default in plain.columns().items():
+        if name not in (*COLUMNS, *names(type(surrogate))):
             continue
-        choices = f" One of {', '.join(CHOICES[item.name])}." if item.name in CHOICES else ""
-        rows.append((item.name, _shown(item.default), meanings.get(item.name, "") + choices))
+        choices = f" One of {', '.join(CHOICES[name])}." if name in CHOICES else ""
+        more = " Each has numbers of its own: see `grpo presets --recipes`." if name == "surrogate" else ""
+        rows.append((name, _shown(default), meanings.get(name, "") + choices + more))
     return rows
 
 

@@ -17,10 +17,11 @@ from pydantic import ValidationError
 
 from grpo.app.files import parse_settings, read_settings
 from grpo.app.words import EVERY
-from grpo.config import COLUMNS, ConfigError, GRPOConfig, one_line
+from grpo.config import ConfigError, GRPOConfig, one_line
+from grpo.core.surrogates import flattened
 from grpo.dialects import OWN, Spelling, read, spellings
 from grpo.errors import nearest
-from grpo.recipes import RECIPES
+from grpo.recipes import RECIPES, column_types
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN, translate_run
 
@@ -93,9 +94,10 @@ class Resolved:
         for name in type(self.config).model_fields:
             if name != "recipe":
                 rows.append(("task", name, getattr(self.config, name), self.origins.get(name, "default")))
-        for name in COLUMNS:
-            default = f"recipe {self.config.loss_type}"
-            rows.append(("algorithm", name, getattr(self.config, name), self.origins.get(name, default)))
+        known, default = column_types(), f"recipe {self.config.loss_type}"
+        for name, value in self.config.algorithm.columns().items():
+            if name in known:
+                rows.append(("algorithm", name, value, self.origins.get(name, default)))
         for name in RunConfig.model_fields:
             rows.append(("run", name, getattr(self.run, name), self.origins.get(f"run.{name}", "default")))
         return rows
@@ -159,6 +161,8 @@ def flag_layer(flags: Iterable[tuple[str, Any]]) -> Layer:
     raw: dict[str, Any] = {}
     for key, value in flags:
         block, _, name = key.replace("-", "_").rpartition(".")
+        if block == "surrogate":  # its numbers are settings like any other
+            block, name = "", next(iter(flattened({name: value})))
         target = raw if not block else raw.setdefault(block, {})
         if not isinstance(target, dict):
             raise ConfigError(f"{key}: {block} is a value, not a block")
@@ -178,6 +182,8 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
     for name, word in (("task", task), ("dialect", dialect)):
         if word is not None and not isinstance(word, str):
             raise ConfigError(f"{origin}: {name} must be a word, found {word!r}")
+    if isinstance(raw.get("surrogate"), dict):
+        raw |= flattened(raw.pop("surrogate"))
     run, algorithm = raw.pop("run", None) or {}, raw.pop("algorithm", None) or {}
     for name, block in (("run", run), ("algorithm", algorithm)):
         if not isinstance(block, dict):
@@ -303,7 +309,7 @@ def _many(name: str, model: type[GRPOConfig]) -> bool:
 def _expect_known(
     settings: Mapping[str, Any], model: type[GRPOConfig], origins: Mapping[str, str], dialect: str
 ) -> None:
-    known = [name for name in model.model_fields if name != "recipe"] + list(COLUMNS)
+    known = [name for name in model.model_fields if name != "recipe"] + list(column_types())
     about_the_run = [*(f"run.{name}" for name in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
     words = known + list(spellings(dialect, EVERY)) + about_the_run
     for name in settings:

@@ -71,31 +71,6 @@ def on_policy_enough(
     return (advantage_NT >= 0) | (drift_N1 <= threshold)
 
 
-def inside_total_variation(
-    logp_NT: Array, old_logp_NT: Array, advantage_NT: Array, mask_NT: Array, low: float, high: float
-) -> Array:
-    """A > 0: π(a) − π_old(a) ≤ high; else ≥ −low. DPPO-Binary-TV, arXiv:2602.04879."""
-    expect_shape(tuple(logp_NT.shape), old_logp=old_logp_NT, advantage=advantage_NT, mask=mask_NT)
-    xp = namespace(logp_NT)
-    p_NT = xp.exp(masked(stop_gradient(wide(logp_NT)), mask_NT))
-    shift_NT = p_NT - xp.exp(masked(stop_gradient(wide(old_logp_NT)), mask_NT))
-    return xp.where(advantage_NT > 0, shift_NT <= high, shift_NT >= -low)
-
-
-def inside_binary_kl(
-    logp_NT: Array, old_logp_NT: Array, advantage_NT: Array, mask_NT: Array, low: float, high: float, eps: float = 1e-8
-) -> Array:
-    """KL(π_old‖π) of "this decision or another" ≤ high (A > 0) or low, or moving back. DPPO-KL, arXiv:2602.04879."""
-    expect_shape(tuple(logp_NT.shape), old_logp=old_logp_NT, advantage=advantage_NT, mask=mask_NT)
-    xp = namespace(logp_NT)
-    logp_NT = masked(stop_gradient(wide(logp_NT)), mask_NT)
-    old_NT = masked(stop_gradient(wide(old_logp_NT)), mask_NT)
-    p_NT, q_NT = xp.exp(logp_NT), xp.exp(old_NT)
-    other_NT = xp.log((clip(1.0 - q_NT, 0.0, None) + eps) / (clip(1.0 - p_NT, 0.0, None) + eps))
-    kl_NT = q_NT * (old_NT - logp_NT) + (1.0 - q_NT) * other_NT
-    return xp.where(advantage_NT > 0, (kl_NT <= high) | (p_NT <= q_NT), (kl_NT <= low) | (p_NT >= q_NT))
-
-
 def ratio_too_large(ratio_NT: Array, mask_NT: Array, limit: float) -> Array:
     """Whether the minibatch's mean ratio is above the limit, or not a number: its update is to be skipped whole."""
     mean = _mean(stop_gradient(wide(ratio_NT)), mask_NT)

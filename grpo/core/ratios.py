@@ -86,6 +86,11 @@ def fold_mean(x_NT: Array, mask_NT: Array, size: int) -> Array:
     return fold(x_NT, mask_NT, size) / clip(count, 1.0, None)
 
 
+def log_weight(weight_NT: Array) -> Array:
+    """The logarithm of a weight ≥ 0; of 0 that of 1e-10."""
+    return namespace(weight_NT).log(clip(weight_NT, 1e-10, None))
+
+
 def squeeze_holes(x_NT: Array, mask_NT: Array) -> Array:
     """Decisions that count moved to the front of their row in order, the rest behind them (tool output, padding)."""
     return _take(x_NT, _front_first(mask_NT))

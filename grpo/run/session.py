@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from grpo.capabilities import Leaves, Measures, Plots
@@ -98,7 +97,7 @@ class Session(Stepping):
 
     def announce(self, steps: int) -> None:
         """Say what is going on, for the viewer."""
-        self._status = {"steps": steps, "recipe": asdict(self.trainer.recipe), "reason": None}
+        self._status = {"steps": steps, "recipe": self.trainer.recipe.told(), "reason": None}
         self.folder.write_status(self._status)
         self.trainer.run_folder = self.folder.path
 

@@ -27,6 +27,18 @@ _BASELINE = {
     "given": "reward to go − baseline of the room",
     "none": "reward",
 }
+_BEFORE = {
+    "geometric": "−A·exp(mean of the row's clipped log-ratios)",
+    "cispo": "−stop(clip(r, {bounds}))·A·log π",
+    "sapo": "−A·σ(τ(r − 1))·4/τ, τ by the sign of A",
+    "vespo": "−stop(W^k·exp(λ(1 − W)))·A·log π, W the product of the row's ratios",
+    "dppo_tv": "−stop(r)·A·log π inside the trust region, 0 outside",
+    "dppo_kl": "−stop(r)·A·log π inside the trust region, 0 outside",
+    "dro": "−(A·log π − {dro_beta}/2·(log r)²)",
+    "unclipped": "−r·A",
+    "policy_gradient": "−A·log π",
+}
+"""Formulas of folders that do not bring their own."""
 _SCALE = {"group_std": "std", "batch_std": "std of the batch", "group_mean": "mean"}
 
 
@@ -43,6 +55,7 @@ def describe(columns: Mapping[str, Any]) -> Row:
             "ratio_high": None,
             "beta": None,
             "surrogate": None,
+            "when_held": None,
             "loss_type": c.get("name"),
         }
     low, high = limits(c)
@@ -69,7 +82,8 @@ def describe(columns: Mapping[str, Any]) -> Row:
         "epsilon_high": _high(c),
         "ratio_low": low,
         "ratio_high": high,
-        "formula": _formula(c, low, high),
+        "formula": _text(c.get("formula")) or _formula(c, low, high),
+        "when_held": _text(c.get("when_held")) or "held there",
         "advantage_formula": _advantage(c),
         "kl_formula": _KL.get(str(c.get("kl_estimator"))) if c.get("beta") else None,
     }
@@ -77,6 +91,10 @@ def describe(columns: Mapping[str, Any]) -> Row:
 
 def limits(columns: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Between which ratios a decision is not held; None where nothing is clipped."""
+    if "limits" in columns:
+        told = columns["limits"] if isinstance(columns["limits"], list) else []
+        both = [finite(value) for value in told]
+        return (both[0], both[1]) if len(both) == 2 and None not in both else (None, None)
     low, high, surrogate = finite(columns.get("epsilon")), _high(columns), columns.get("surrogate")
     if low is None or high is None:
         return None, None
@@ -105,23 +123,18 @@ def _high(c: Mapping[str, Any]) -> float | None:
     return finite(c.get("epsilon") if c.get("epsilon_high") is None else c["epsilon_high"])
 
 
-def _formula(c: Mapping[str, Any], low: float | None, high: float | None) -> str:
+def _text(told: object) -> str | None:
+    return told[:500] if isinstance(told, str) else None
+
+
+def _formula(c: Mapping[str, Any], low: float | None, high: float | None) -> str | None:
     bounds = f"{low:.4g}, {high:.4g}" if low is not None and high is not None else ""
-    kind = c["surrogate"]
-    if kind == "clip":
-        free = "r·A" if c.get("delta") is None else f"min(r, {c['delta']})·A"
-        text = f"−min({free}, clip(r, {bounds})·A)"
-        return text if c.get("dual_clip") is None else f"{text}, at most {c['dual_clip']}·|A| where A < 0"
-    return {
-        "geometric": "−A·exp(mean of the clipped log r over the row)",
-        "cispo": f"−stop(clip(r, {bounds}))·A·log π",
-        "sapo": "−A·σ(τ(r − 1))·4/τ, τ by the sign of A",
-        "vespo": "−stop(W^k·exp(λ(1 − W)))·A·log π, W the product of the row's ratios",
-        "dppo_tv": "−stop(r)·A·log π inside the trust region, 0 outside",
-        "dppo_kl": "−stop(r)·A·log π inside the trust region, 0 outside",
-        "dro": f"−(A·log π − {c.get('dro_beta')}/2·(log r)²)",
-        "unclipped": "−r·A",
-    }.get(kind, "−A·log π")
+    if c["surrogate"] != "clip":
+        known = _BEFORE.get(c["surrogate"])
+        return None if known is None else known.format(bounds=bounds, dro_beta=c.get("dro_beta"))
+    free = "r·A" if c.get("delta") is None else f"min(r, {c['delta']})·A"
+    text = f"−min({free}, clip(r, {bounds})·A)"
+    return text if c.get("dual_clip") is None else f"{text}, at most {c['dual_clip']}·|A| where A < 0"
 
 
 def _advantage(c: Mapping[str, Any]) -> str:

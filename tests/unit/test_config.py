@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from grpo.app.words import EVERY, table_text
-from grpo.config import COLUMNS, ConfigError, GRPOConfig
+from grpo.config import ConfigError, GRPOConfig
 from grpo.control.config import ControlConfig
+from grpo.core.surrogates import Cispo, Sapo, Vespo
 from grpo.dialects import COMMON, SYSTEMS, spellings, translate
 from grpo.language.config import LanguageConfig
-from grpo.recipes import RECIPES
+from grpo.recipes import RECIPES, column_types
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN
 from grpo.worldmodel.config import WorldModelConfig
@@ -24,7 +27,7 @@ from grpo.worldmodel.config import WorldModelConfig
         ({"epsilon": "abc"}, "epsilon: input should be a valid number, unable to parse string as a number, got 'abc'"),
         ({"clip_ratio": 0.1, "epsilon": 0.3}, "epsilon=0.3 and clip_ratio both set epsilon; keep one of them"),
         ({"kl_penalty_type": "k9"}, "kl_penalty_type: 'k9' is not one of low_var_kl, kl, mse, mse_kl, abs, k1, k2, k3"),
-        ({"tau_pos": 2.0}, "tau_pos has no effect here: it needs loss_type=sapo"),
+        ({"tau_pos": 2.0}, "tau_pos has no effect here: it needs surrogate=sapo"),
         ({"loss_type": "gspo", "kl_cap": 5}, "kl_cap has no effect here: it needs beta > 0"),
         ({"ref_mixup_alpha": 0.5}, "ref_mixup_alpha has no effect here: it needs ref_sync_steps"),
         ({"ref_sync_steps": 4, "beta": 0.0}, "ref_sync_steps has no effect here: it needs beta > 0"),
@@ -57,7 +60,51 @@ def test_columns_not_given_are_the_recipe_s_own():
     for name, row in RECIPES.items():
         config = GRPOConfig(loss_type=name)
         assert config.algorithm == row
-        assert all(getattr(config, column) == getattr(row, column) for column in COLUMNS)
+        own = {name: value for name, value in row.columns().items() if name in column_types()}
+        assert own == {name: getattr(config, name) for name in own}
+
+
+def test_a_surrogate_s_numbers_by_name_as_a_block_or_as_a_record():
+    flat = GRPOConfig(loss_type="grpo", surrogate="vespo", vespo_k_pos="1.5")
+    block = GRPOConfig(loss_type="grpo", surrogate={"kind": "vespo", "k_pos": 1.5})
+    nested = GRPOConfig(loss_type="grpo", recipe={"surrogate": "vespo", "vespo_k_pos": 1.5})
+    record = GRPOConfig(loss_type="grpo", surrogate=Vespo(k_pos=1.5))
+    assert flat == block == nested and flat.algorithm == record.algorithm
+    assert (flat.surrogate, flat.vespo_k_pos, flat.algorithm.surrogate) == ("vespo", 1.5, Vespo(k_pos=1.5))
+    assert GRPOConfig(loss_type="vespo", surrogate={"k_pos": 1.5}).algorithm.surrogate == Vespo(k_pos=1.5)
+    absolute = Cispo(epsilon_high=3.0, bounds="absolute")
+    assert GRPOConfig(loss_type="grpo", surrogate=absolute).algorithm.surrogate == absolute
+    assert GRPOConfig(loss_type="gspo", surrogate="cispo").algorithm.surrogate == Cispo(3e-4, 4e-4)
+
+
+def test_settings_are_kept_as_runs_before_had_them():
+    """Checkpoints compare these names and values; a record is written out by the same names."""
+    config = GRPOConfig(loss_type="vespo", vespo_k_pos=1.5, mismatch="none")
+    assert config.model_dump()["recipe"] == {"vespo_k_pos": 1.5, "mismatch": "none"}
+    record = GRPOConfig(loss_type="plain", surrogate=Sapo(2.0)).model_dump()["recipe"]
+    assert record == {"surrogate": "sapo", "tau_pos": 2.0, "tau_neg": 1.05}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss_type": "sapo", "epsilon": 0.1}, "epsilon has no effect here: it needs surrogate=clip or geometric or"),
+        ({"loss_type": "cispo", "epsilon": 0.1}, "epsilon has no effect here: bounds=absolute has no floor"),
+        ({"surrogate": {"k_pos": 2}}, "vespo_k_pos has no effect here: it needs surrogate=vespo"),
+        ({"surrogate": {"kind": "vespo", "k": 2}}, "unknown setting 'k'"),
+        ({"surrogate": "vespoo"}, 'did you mean "vespo"?'),
+        ({"surrogate": "sapo", "tau_pos": 0}, "tau_pos must be positive"),
+        ({"surrogate": Sapo(2.0), "vespo_k_pos": 1.0}, "vespo_k_pos has no effect here"),
+    ],
+)
+def test_numbers_of_another_surrogate_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        GRPOConfig(**settings)
+
+
+def test_what_asks_for_nothing_is_no_number_of_another_surrogate():
+    nothing = GRPOConfig(loss_type="sapo", delta=None, dual_clip=None, bounds="relative", epsilon_high=None)
+    assert nothing.algorithm == RECIPES["sapo"] and nothing.delta is None
 
 
 def test_no_signal_decides_whether_groups_are_dropped():
@@ -119,7 +166,7 @@ def test_switched_off_keys_are_not_read():
 def test_every_spelling_ends_in_a_setting(system):
     """The table is tested against the schema: no foreign key leads nowhere."""
     schema = {"trl": LanguageConfig, "dreamer": WorldModelConfig, "rlinf": ControlConfig}.get(system, GRPOConfig)
-    known = {*schema.model_fields, *COLUMNS}
+    known = {*schema.model_fields, *column_types()}
     for spelling in spellings(system, EVERY).values():
         names = {name.strip() for name in spelling.becomes.split(",")}
         assert names <= known or (names == {""} and spelling.default), spelling.key
@@ -162,7 +209,7 @@ def test_a_recipe_is_chosen_with_loss_type():
 
 def test_an_error_says_which_settings_could_be_left_out():
     cases = [
-        ({"tau_pos": 2.0}, {"tau_pos": "it needs loss_type=sapo"}),
+        ({"tau_pos": 2.0}, {"tau_pos": "it needs surrogate=sapo"}),
         ({"chunk_size": 4}, {"chunk_size": "ratio=chunk"}),
         (
             {"decisions_per_minibatch": 64, "ratio": "sequence"},

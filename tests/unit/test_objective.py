@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 
 from grpo.experience import Experience, advantages, with_gates
 from grpo.objective import objective
-from grpo.recipes import CHOICES, RECIPES, Recipe, recipe
+from grpo.recipes import CHOICES, RECIPES, column_types, recipe
 from grpo.rollouts import Rollouts, Scores
 from tests.batches import loaded, numbers, rollouts
 
@@ -82,7 +82,7 @@ OTHER = {
     "dro_beta": 2.0, "count_empty_rows": False, "length": 50.0, "beta": 0.5, "kl_cap": 0.01, "kl_importance": True,
     "entropy_coef": 0.5, "mask_truncated": True, "drop_no_signal": True, "top_entropy": 0.3,
     "off_policy_threshold": 0.0, "mismatch_low": 1.05, "mismatch_high": 1.01, "clip_cov": 0.3, "clip_cov_low": -3.0,
-    "clip_cov_high": 0.1, "kl_cov": 0.3, "kl_cov_coef": 5.0,
+    "clip_cov_high": 0.1, "bounds": "absolute", "kl_cov": 0.3, "kl_cov_coef": 5.0,
 }  # fmt: skip
 """A value other than the default for every setting that is not an axis."""
 
@@ -122,10 +122,11 @@ def fingerprint(variant):
     return torch.cat([loss.detach()[None], torch.autograd.grad(loss, logp)[0].flatten()])
 
 
-@pytest.mark.parametrize("setting", [f.name for f in fields(Recipe) if f.name not in ("name", "paper", "follows")])
+@pytest.mark.parametrize("setting", column_types())
 def test_every_setting_changes_the_result(setting):
     base = recipe("grpo", beta=0.1, **BASE.get(setting, {}))
-    values = [v for v in CHOICES[setting] if v != getattr(base, setting)] if setting in CHOICES else [OTHER[setting]]
+    now = base.columns()[setting]
+    values = [v for v in CHOICES[setting] if v != now] if setting in CHOICES else [OTHER[setting]]
     for value in values:
         more = NEEDED.get((setting, value), {})
         if value == "auto":

@@ -174,7 +174,7 @@ def test_unknown_names_say_what_was_meant():
     [
         ({"chunk_size": 4}, "chunk_size has no effect without ratio=chunk"),
         ({"ratio": "trajectory", "top_entropy": 0.2}, "pick single decisions"),
-        ({"delta": 2.0, "surrogate": "sapo"}, "delta is for surrogate=clip"),
+        ({"delta": 2.0, "surrogate": "sapo"}, "delta=2.0 has no effect here: it needs surrogate=clip"),
         ({"credit": "reward_to_go", "whiten": "rows"}, "use whiten=decisions"),
         ({"kl_in": "reward", "kl_to": "old"}, "use kl_to=reference"),
         ({"kl_direction": "other_current", "kl_estimator": "k1"}, "needs kl_estimator k3 or exact"),
@@ -183,7 +183,7 @@ def test_unknown_names_say_what_was_meant():
         ({"epsilon": -0.1}, "must not be negative"),
         ({"gamma": 1.5}, r"gamma is in \[0, 1\]"),
         ({"surrogate": "geometric", "ratio": "sequence"}, "use ratio=token"),
-        ({"bounds": "absolute"}, "bounds=absolute is for surrogate=cispo"),
+        ({"bounds": "absolute"}, "bounds=absolute has no effect here: it needs surrogate=cispo"),
         ({"bounds": "absolute", "surrogate": "cispo"}, "needs epsilon_high, the cap"),
         ({"surrogate": "vespo", "mismatch": "mask", "mismatch_level": "sequence"}, "use mismatch_level=token"),
         ({"kl_importance": True, "kl_direction": "other_current"}, "kl_importance is for kl_direction=current_other"),
@@ -191,8 +191,8 @@ def test_unknown_names_say_what_was_meant():
         ({"kl_estimator": "exact", "kl_cap": 1.0}, "kl_cap is for sampled estimators"),
         ({"credit": "per_reward", "kl_in": "reward", "beta": 0.1}, "kl_in=reward needs another credit"),
         ({"credit": "reward_to_go", "drop_no_signal": True}, "it needs credit=trajectory"),
-        ({"tau_pos": 0.0}, "must be positive"),
-        ({"dual_clip": -1.0}, "must be positive"),
+        ({"surrogate": "sapo", "tau_pos": 0.0}, "tau_pos must be positive"),
+        ({"dual_clip": -1.0}, "dual_clip must be positive"),
         ({"beta": -0.1}, "not negative"),
         ({"epsilon": float("nan")}, "epsilon must be a finite number, got nan"),
         ({"epsilon": "0.2"}, "epsilon must be a finite number, got '0.2'"),
@@ -229,4 +229,4 @@ def test_recipes_are_frozen_and_hashable():
     with pytest.raises(AttributeError):
         recipe("grpo").beta = 1.0
     assert hash(recipe("grpo")) == hash(Recipe(**vars(recipe("grpo"))))
-    assert np.isfinite(recipe("grpo").epsilon)
+    assert np.isfinite(recipe("grpo").surrogate.epsilon)

@@ -10,10 +10,9 @@ const folds = ({ ratio }) => ratio === "chunk" || ratio === "trajectory";
 
 /** The formula with r, A and log π replaced by this decision's numbers, as far as it is about this decision. */
 function filled(objective, { ratio, advantage, logp }) {
-  const whole = objective.surrogate === "geometric"; // its r are those of the row
   return objective.formula
     .replace(/log π(?!_)/g, (name) => (folds(objective) ? name : inBrackets(logp)))
-    .replace(/(?<![\p{L}_])r(?![\p{L}_])/gu, (name) => (whole ? name : number(ratio)))
+    .replace(/(?<![\p{L}_])r(?![\p{L}_])/gu, () => number(ratio))
     .replace(/(?<![\p{L}_])A(?![\p{L}_])/gu, () => inBrackets(advantage));
 }
 
@@ -55,14 +54,9 @@ function product(factors) {
 
 /** What becomes of the term on its way into the sum: the gate, and the factors of this decision. */
 function inTheLoss(of, objective) {
-  const [term, penalty, weight] = [of("term"), of("penalty"), of("weight")];
-  let mismatch = of("mismatch");
+  const [term, penalty, mismatch, weight] = [of("term"), of("penalty"), of("mismatch"), of("weight")];
   if (term === null || (mismatch === null && weight === null && !penalty)) return [];
-  const notes = [];
-  if (mismatch !== null && objective.surrogate === "vespo") notes.push("the mismatch is in W already");
-  if (mismatch !== null && objective.surrogate === "geometric") notes.push("× the row's geometric mean of the mismatch");
-  if (["vespo", "geometric"].includes(objective.surrogate)) mismatch = null;
-  if (folds(objective)) notes.push("once for all decisions that are one here");
+  const note = folds(objective) ? "; once for all decisions that are one here" : "";
   const open = of("gate") === 0 ? 0 : null;
   const names = [
     penalty ? "(minimised + penalty)" : "minimised",
@@ -70,9 +64,8 @@ function inTheLoss(of, objective) {
     mismatch !== null && "mismatch",
     weight !== null && "weight",
   ];
-  const formula = [names.filter(Boolean).join(" × "), ...notes].join("; ");
-  const own = objective.surrogate !== "geometric" || of("mismatch") === null;
-  return [["in the loss", formula, own ? product([term + (penalty ?? 0), open, mismatch, weight]) : ""]];
+  const formula = names.filter(Boolean).join(" × ") + note;
+  return [["in the loss", formula, product([term + (penalty ?? 0), open, mismatch, weight])]];
 }
 
 /** The KL of a decision, and its part of the loss. */
@@ -120,11 +113,7 @@ export function explain(row, t, objective) {
   if (side) {
     const bound =
       side < 0 ? `r < ${number(objective.ratio_low)} and A < 0` : `r > ${number(objective.ratio_high)} and A > 0`;
-    lines.push([
-      side < 0 ? "clipped low" : "clipped high",
-      bound,
-      objective.surrogate === "cispo" ? "its weight is held, its gradient stays" : "held there: no gradient",
-    ]);
+    lines.push([side < 0 ? "clipped low" : "clipped high", bound, objective.when_held ?? "held there"]);
   }
   if (of("gate") === 0) lines.push(["masked", "a gate is closed: truncated, not selected or off-policy", "term × 0"]);
   lines.push(...inTheLoss(of, objective));

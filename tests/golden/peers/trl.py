@@ -8,6 +8,7 @@ from grpo.core import diagnostics, ratios
 from grpo.core.advantages import batch_std, combine_rewards
 from grpo.core.arrays import clip, row_sum, zeros
 from grpo.core.reductions import Denominators, count
+from grpo.core.surrogates import Cispo, Clip, Sapo, Vespo
 from grpo.experience import trajectory_advantages
 from grpo.objective import objective
 from grpo.recipes import recipe
@@ -26,30 +27,30 @@ REDUCTION = {
 }
 
 
+def _surrogate(o):
+    if o["loss_type"] == "cispo":
+        return Cispo(o["epsilon_low"], o["epsilon_high"], bounds="absolute")
+    if o["loss_type"] == "sapo":
+        return Sapo(o["sapo_temperature_pos"], o["sapo_temperature_neg"])
+    if o["loss_type"] == "vespo":
+        return Vespo(*(o[f"vespo_{name}"] for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")))
+    return Clip(o["epsilon_low"], o["epsilon_high"], o["delta"])
+
+
 def _recipe(o):
     kind = o["loss_type"]
-    clips = kind not in ("cispo", "sapo", "vespo")
     r = recipe(
         "grpo",
-        surrogate="clip" if clips else kind,
-        bounds="absolute" if kind == "cispo" else "relative",
+        surrogate=_surrogate(o),
         ratio=o["importance_sampling_level"],
         reduction=REDUCTION[kind],
         length=float(o["max_completion_length"]) if kind == "dr_grpo" else None,
-        epsilon=o["epsilon_low"],
-        epsilon_high=o["epsilon_high"],
-        delta=o["delta"] if clips else None,
         beta=o["beta"],
         kl_importance=o["use_bias_correction_kl"],
         entropy_coef=o["entropy_coef"],
         top_entropy=o["top_entropy_quantile"],
         off_policy_threshold=o["off_policy_mask_threshold"],
     )
-    if kind == "sapo":
-        r = r.but(tau_pos=o["sapo_temperature_pos"], tau_neg=o["sapo_temperature_neg"])
-    if kind == "vespo":
-        names = ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg")
-        r = r.but(**{name: o[name] for name in names})
     correction = o.get("vllm_importance_sampling")
     if correction:
         level, mode = correction["mode"].split("_")
@@ -100,9 +101,9 @@ def _clip_metrics(o, x, batch, r, own):
         over = count(mask, True)
     if o["loss_type"] == "cispo":
         return {"cispo_clip_ratio": diagnostics.share((ratio > o["epsilon_high"]) & (advantage > 0), mask, over)}
-    ratio = clip(ratio, None, r.delta)
-    low = diagnostics.clipped_low(ratio, advantage, r.epsilon)
-    high = diagnostics.clipped_high(ratio, advantage, r.clip_high)
+    ratio = clip(ratio, None, o["delta"] if isinstance(r.surrogate, Clip) else None)
+    low = diagnostics.clipped_low(ratio, advantage, o["epsilon_low"])
+    high = diagnostics.clipped_high(ratio, advantage, o["epsilon_high"])
     filled = row_sum(zeros(tuple(ratio.shape), ratio, 1.0), mask)[:, 0] > 0
     return {
         "clip_ratio/low_mean": diagnostics.share(low, mask, over),

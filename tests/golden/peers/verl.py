@@ -9,6 +9,7 @@ from grpo.core import advantages as adv
 from grpo.core import diagnostics, gates, kl, ratios, reductions
 from grpo.core.arrays import masked, namespace, zeros
 from grpo.core.reductions import Denominators, count
+from grpo.core.surrogates import owners
 from grpo.experience import advantages
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts
@@ -75,12 +76,12 @@ def losses(vector, backend):
         }
     if kind == "kl_cov":
         choices |= {"kl_cov": o["kl_cov_ratio"], "kl_cov_coef": o["ppo_kl_coef"]}
+    if choices["surrogate"] in owners()["epsilon"]:
+        choices |= {"epsilon": o["clip_ratio_low"], "epsilon_high": o["clip_ratio_high"]}
     row_mean = mode == "row mean"
     r = recipe(
         "grpo",
         **choices,
-        epsilon=o["clip_ratio_low"],
-        epsilon_high=o["clip_ratio_high"],
         reduction="sequence_mean" if row_mean else REDUCTION[mode],
         length=1.0 if mode.endswith("norm") else None,
         count_empty_rows=row_mean,
@@ -96,8 +97,9 @@ def losses(vector, backend):
     outputs, _ = differentiate(backend, batch, r, x["logp"])
     log_ratio = ratios.log_ratio(x["logp"], batch.old_logp_NT, batch.mask_NT)
     ratio = ratios.sequence_ratio(log_ratio, batch.mask_NT) if kind == "gspo" else ratios.token_ratio(log_ratio)
-    low = diagnostics.clipped_low(ratio, batch.advantage_NT, r.epsilon)
-    high = diagnostics.clipped_high(ratio, batch.advantage_NT, r.clip_high)
+    below, above = r.surrogate.clip_range
+    low = diagnostics.clipped_low(ratio, batch.advantage_NT, below)
+    high = diagnostics.clipped_high(ratio, batch.advantage_NT, above)
     metrics = {}
     if kind != "kl_cov":
         metrics["actor/ppo_kl"] = diagnostics.approx_kl(log_ratio, batch.mask_NT, own)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from grpo.app.builders import configs
@@ -9,8 +11,10 @@ from grpo.app.explain import presets_text, resolved_text, settings_text
 from grpo.app.files import MAX_BYTES, parse_settings, read_settings
 from grpo.app.settings import data_layer, file_layer, flag_layer, preset_layer, preset_names, resolve
 from grpo.cli import _flags
-from grpo.config import COLUMNS, ConfigError, GRPOConfig
-from grpo.recipes import RECIPES
+from grpo.config import ConfigError, GRPOConfig
+from grpo.core.surrogates import Vespo
+from grpo.recipes import COLUMNS, RECIPES
+from grpo.run.checkpoint import CheckpointError, expect_same_settings
 from grpo.run.config import RunConfig
 
 TASKS = configs()
@@ -147,6 +151,55 @@ def test_the_document_resolves_to_the_same(tmp_path):
     path.write_text(yaml.safe_dump(got.document()))
     again = resolve([file_layer(path)], TASKS)
     assert again.config == got.config and again.run == got.run
+
+
+def test_a_surrogate_s_numbers_are_a_block_or_flags(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text("surrogate:\n  kind: vespo\n  k_pos: 1.5\n")
+    file = resolve([preset_layer("bandit"), file_layer(path)], TASKS)
+    flags = resolved("bandit", flags=[("surrogate", "vespo"), ("surrogate.k-pos", "1.5")])
+    turned = resolved("bandit", flags=[("surrogate.k_pos", "1.5"), ("surrogate", "vespo")])
+    plain = resolved("bandit", "vespo", flags=[("vespo_k_pos", "1.5")])
+    assert file.config == flags.config == turned.config and plain.config.vespo_k_pos == 1.5
+    assert flags.origins["vespo_k_pos"] == "command line" and file.document()["vespo_k_pos"] == 1.5
+    later = resolve([preset_layer("bandit"), file_layer(path), flag_layer([("surrogate.k_neg", "2")])], TASKS)
+    assert (later.config.vespo_k_pos, later.config.vespo_k_neg) == (1.5, 2.0)
+    with pytest.raises(ConfigError, match="vespo_k_pos has no effect here: it needs surrogate=vespo"):
+        resolved("bandit", flags=[("surrogate.k_pos", "1.5")])
+
+
+def test_a_run_from_before_surrogates_were_records_is_gone_on_with(tmp_path):
+    """config.json and a checkpoint's manifest as they were written when every number was a column of the recipe."""
+    document = {"task": "bandit", "dialect": "own", "loss_type": "vespo", "vespo_k_pos": 1.5, "delta": None}
+    settings = {
+        "loss_type": "vespo", "group_size": 32, "groups_per_step": 1, "groups_per_minibatch": None,
+        "rows_per_minibatch": None, "decisions_per_minibatch": None, "rows_per_microbatch": None, "num_iterations": 1,
+        "learning_rate": 5.0, "weight_decay": 0.02, "max_grad_norm": 1.0, "max_ratio": None, "target_kl": None,
+        "old_logp": "auto", "no_signal": "recipe", "max_attempts": 4, "ref_sync_steps": None, "ref_mixup_alpha": 1.0,
+        "seed": 0, "device": "auto", "recipe": {"vespo_k_pos": 1.5, "delta": None}, "phase_length": 20, "noise": 0.0,
+        "optimizer": "sgd",
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(document))
+    config = resolve([file_layer(path)], TASKS).config
+    assert config.algorithm.surrogate == Vespo(k_pos=1.5)
+    defaults = type(config).model_construct().model_dump(mode="json")
+    manifest = {"settings": settings, "versions": {}}
+    expect_same_settings(manifest, config.model_dump(mode="json"), defaults=defaults)
+    with pytest.raises(CheckpointError, match=r"vespo_k_pos: 1.5 → 1.0"):
+        expect_same_settings(manifest, config.but(vespo_k_pos=1.0).model_dump(mode="json"), defaults=defaults)
+
+
+def test_only_the_chosen_surrogate_s_numbers_are_listed():
+    assert "vespo" not in settings_text().replace("vespo, dro", "")
+    clip, vespo = (resolved_text(resolved(*names), everything=True) for names in (("bandit",), ("bandit", "vespo")))
+    assert "epsilon_high" in clip and "vespo_k_pos" not in clip and "tau_pos" not in clip
+    assert "epsilon_high" not in vespo and "vespo_k_pos" in vespo
+
+
+def test_what_a_preset_says_of_another_surrogate_is_left_out():
+    mixed = resolved("bandit", "grpo_config", "vespo")
+    assert mixed.config.surrogate == "vespo" and "epsilon" not in mixed.config.recipe
 
 
 def test_texts_cover_everything():

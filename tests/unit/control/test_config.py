@@ -22,7 +22,7 @@ def test_the_rooms_own_recipe_is_judged_by_a_linear_fit_and_others_by_themselves
     grpo = ControlConfig(loss_type="grpo")
     assert grpo.judged_by is None and grpo.algorithm.baseline == "group_mean" and grpo.algorithm.credit == "trajectory"
     mixed = ControlConfig(loss_type="cispo", advantage="linear")
-    assert mixed.algorithm.baseline == "given" and mixed.algorithm.surrogate == "cispo"
+    assert mixed.algorithm.baseline == "given" and mixed.surrogate == "cispo"
 
 
 def test_the_algorithm_of_the_room_counts_every_decision_alike():

@@ -119,62 +119,6 @@ def test_on_policy_enough_takes_an_unknown_sampler_as_no_drift(kind):
     assert flags(gates.on_policy_enough(logp, kind.floats([[-1.0, NAN]]), advantage, mask, 0.99)) == [[0, 0]]
 
 
-def logs(kind, probabilities):
-    return kind.floats([[math.log(p) for p in probabilities]])
-
-
-def test_inside_total_variation(kind):
-    old, new = logs(kind, [0.5] * 4), logs(kind, [0.65, 0.75, 0.35, 0.25])
-    mask, up, down = kind.bools([[1] * 4]), kind.floats([[1.0] * 4]), kind.floats([[-1.0] * 4])
-    assert flags(gates.inside_total_variation(new, old, up, mask, 0.1, 0.2)) == [[1, 0, 1, 1]]
-    assert flags(gates.inside_total_variation(new, old, down, mask, 0.2, 0.1)) == [[1, 1, 1, 0]]
-    assert flags(gates.inside_total_variation(new, old, down, mask, 0.1, 0.2)) == [[1, 1, 0, 0]]
-
-
-def test_the_bound_of_the_total_variation_is_inside(eager):
-    half, one, mask = eager.floats([[-math.log(2)]]), eager.floats([[0.0]]), eager.bools([[1]])
-    for high, inside in ((0.5, 1), (0.49, 0)):
-        assert flags(gates.inside_total_variation(one, half, one + 0.1, mask, 0.0, high)) == [[inside]]
-        assert flags(gates.inside_total_variation(half, one, one - 0.1, mask, high, 0.0)) == [[inside]]
-
-
-def binary_kl(q, p):
-    return q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
-
-
-def test_inside_binary_kl(kind):
-    q, moved = 0.5, [0.6, 0.8, 0.4, 0.2]
-    near, far = binary_kl(q, 0.6), binary_kl(q, 0.8)
-    assert near < 0.05 < far
-    old, new = logs(kind, [q] * 4), logs(kind, moved)
-    mask, up, down = kind.bools([[1] * 4]), kind.floats([[1.0] * 4]), kind.floats([[-1.0] * 4])
-    assert flags(gates.inside_binary_kl(new, old, up, mask, 0.0, 0.05)) == [[1, 0, 1, 1]]
-    assert flags(gates.inside_binary_kl(new, old, down, mask, 0.05, 0.0)) == [[1, 1, 1, 0]]
-
-
-@pytest.mark.parametrize(("q", "p"), [(0.5, 0.8), (0.01, 0.03), (0.9, 0.95)])
-def test_inside_binary_kl_turns_exactly_at_the_kl(kind, q, p):
-    bound, mask, up = binary_kl(q, p), kind.bools([[1]]), kind.floats([[1.0]])
-    args = logs(kind, [p]), logs(kind, [q]), up, mask, 0.0
-    assert flags(gates.inside_binary_kl(*args, bound * 1.001)) == [[1]]
-    assert flags(gates.inside_binary_kl(*args, bound * 0.999)) == [[0]]
-
-
-def test_inside_binary_kl_is_decided_for_certain_decisions(eager):
-    old, new = eager.floats([[0.0, -1e-3]]), eager.floats([[-1e-3, 0.0]])
-    mask, up = eager.bools([[1, 1]]), eager.floats([[1.0, 1.0]])
-    # From 1 to 0.999 is the way back; from 0.999 to 1 costs 0.001·log(0.001/1e-8).
-    assert flags(gates.inside_binary_kl(new, old, up, mask, 0.1, 0.1)) == [[1, 1]]
-    assert flags(gates.inside_binary_kl(new, old, up, mask, 0.1, 0.001)) == [[1, 0]]
-
-
-def test_regions_read_no_garbage_outside_the_mask(kind):
-    junk, mask, advantage = kind.floats([[NAN, -1.0]]), kind.bools([[0, 1]]), kind.floats([[1.0, 1.0]])
-    old = kind.floats([[-1.0, -1.0]])
-    assert flags(gates.inside_total_variation(junk, old, advantage, mask, 0.1, 0.1))[0][1] == 1
-    assert flags(gates.inside_binary_kl(junk, old, advantage, mask, 0.1, 0.1))[0][1] == 1
-
-
 @pytest.mark.parametrize(
     ("ratio", "limit", "too_large"),
     [
@@ -425,8 +369,6 @@ def test_mismatch_keep_with_an_open_side(kind):
     [
         (lambda x, y, m: gates.top_entropy(x, m[:, :1], 0.5), "mask"),
         (lambda x, y, m: gates.on_policy_enough(x, y, x, m, 0.1), "sampled_logp"),
-        (lambda x, y, m: gates.inside_total_variation(x, x, y, m, 0.1, 0.1), "advantage"),
-        (lambda x, y, m: gates.inside_binary_kl(x, y, x, m, 0.1, 0.1), "old_logp"),
         (lambda x, y, m: gates.covariance(x, y, m), "advantage"),
         (lambda x, y, m: gates.clip_cov(x, x, x, m, 0.2, 0.2, 0.5, 1.0, 5.0, y), "priority"),
         (lambda x, y, m: gates.kl_cov(x, m[:, :1], 0.5), "mask"),

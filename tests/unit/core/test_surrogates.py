@@ -8,6 +8,8 @@ import pytest
 from grpo.core import surrogates
 from tests.unit.conftest import plain
 
+NAN = float("nan")
+
 
 def slope(autodiff, loss, ratio, advantage):
     """∂loss/∂log π, decision by decision, of a loss(ratio, advantage), at given ratios."""
@@ -285,6 +287,70 @@ def test_geometric_takes_its_mean_over_the_chosen_decisions(kind):
     kind.close(loss, [[-4.0 * math.exp(0.15)] * 3])
 
 
+# --- trust regions ---------------------------------------------------------------------------------------------------
+
+
+def flags(array):
+    assert "bool" in str(array.dtype)
+    return plain(array).astype(int).tolist()
+
+
+def logs(kind, probabilities):
+    return kind.floats([[math.log(p) for p in probabilities]])
+
+
+def test_inside_total_variation(kind):
+    old, new = logs(kind, [0.5] * 4), logs(kind, [0.65, 0.75, 0.35, 0.25])
+    mask, up, down = kind.bools([[1] * 4]), kind.floats([[1.0] * 4]), kind.floats([[-1.0] * 4])
+    assert flags(surrogates.inside_total_variation(new, old, up, mask, 0.1, 0.2)) == [[1, 0, 1, 1]]
+    assert flags(surrogates.inside_total_variation(new, old, down, mask, 0.2, 0.1)) == [[1, 1, 1, 0]]
+    assert flags(surrogates.inside_total_variation(new, old, down, mask, 0.1, 0.2)) == [[1, 1, 0, 0]]
+
+
+def test_the_bound_of_the_total_variation_is_inside(eager):
+    half, one, mask = eager.floats([[-math.log(2)]]), eager.floats([[0.0]]), eager.bools([[1]])
+    for high, inside in ((0.5, 1), (0.49, 0)):
+        assert flags(surrogates.inside_total_variation(one, half, one + 0.1, mask, 0.0, high)) == [[inside]]
+        assert flags(surrogates.inside_total_variation(half, one, one - 0.1, mask, high, 0.0)) == [[inside]]
+
+
+def binary_kl(q, p):
+    return q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+
+
+def test_inside_binary_kl(kind):
+    q, moved = 0.5, [0.6, 0.8, 0.4, 0.2]
+    near, far = binary_kl(q, 0.6), binary_kl(q, 0.8)
+    assert near < 0.05 < far
+    old, new = logs(kind, [q] * 4), logs(kind, moved)
+    mask, up, down = kind.bools([[1] * 4]), kind.floats([[1.0] * 4]), kind.floats([[-1.0] * 4])
+    assert flags(surrogates.inside_binary_kl(new, old, up, mask, 0.0, 0.05)) == [[1, 0, 1, 1]]
+    assert flags(surrogates.inside_binary_kl(new, old, down, mask, 0.05, 0.0)) == [[1, 1, 1, 0]]
+
+
+@pytest.mark.parametrize(("q", "p"), [(0.5, 0.8), (0.01, 0.03), (0.9, 0.95)])
+def test_inside_binary_kl_turns_exactly_at_the_kl(kind, q, p):
+    bound, mask, up = binary_kl(q, p), kind.bools([[1]]), kind.floats([[1.0]])
+    args = logs(kind, [p]), logs(kind, [q]), up, mask, 0.0
+    assert flags(surrogates.inside_binary_kl(*args, bound * 1.001)) == [[1]]
+    assert flags(surrogates.inside_binary_kl(*args, bound * 0.999)) == [[0]]
+
+
+def test_inside_binary_kl_is_decided_for_certain_decisions(eager):
+    old, new = eager.floats([[0.0, -1e-3]]), eager.floats([[-1e-3, 0.0]])
+    mask, up = eager.bools([[1, 1]]), eager.floats([[1.0, 1.0]])
+    # From 1 to 0.999 is the way back; from 0.999 to 1 costs 0.001·log(0.001/1e-8).
+    assert flags(surrogates.inside_binary_kl(new, old, up, mask, 0.1, 0.1)) == [[1, 1]]
+    assert flags(surrogates.inside_binary_kl(new, old, up, mask, 0.1, 0.001)) == [[1, 0]]
+
+
+def test_regions_read_no_garbage_outside_the_mask(kind):
+    junk, mask, advantage = kind.floats([[NAN, -1.0]]), kind.bools([[0, 1]]), kind.floats([[1.0, 1.0]])
+    old = kind.floats([[-1.0, -1.0]])
+    assert flags(surrogates.inside_total_variation(junk, old, advantage, mask, 0.1, 0.1))[0][1] == 1
+    assert flags(surrogates.inside_binary_kl(junk, old, advantage, mask, 0.1, 0.1))[0][1] == 1
+
+
 # --- shapes ----------------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +367,8 @@ def test_geometric_takes_its_mean_over_the_chosen_decisions(kind):
         (lambda x, y, m: surrogates.vespo(x, y, x, m, 1.0, 1.0, 1.0, 1.0), "advantage"),
         (lambda x, y, m: surrogates.vespo(x, x, x, m, 1.0, 1.0, 1.0, 1.0, y), "log_weight"),
         (lambda x, y, m: surrogates.dppo(x, x, x, m[:, :1], None), "inside"),
+        (lambda x, y, m: surrogates.inside_total_variation(x, x, y, m, 0.1, 0.1), "advantage"),
+        (lambda x, y, m: surrogates.inside_binary_kl(x, y, x, m, 0.1, 0.1), "old_logp"),
         (lambda x, y, m: surrogates.dro(x, y, x, 1.0), "advantage"),
         (lambda x, y, m: surrogates.geometric(x, x, m[:, :1], 0.1, 0.1), "mask"),
         (lambda x, y, m: surrogates.geometric(x, x, m, 0.1, 0.1, m[:, :1]), "chosen"),
@@ -311,3 +379,91 @@ def test_surrogates_name_the_argument_of_wrong_shape(kind, call, name):
     x, y, mask = kind.floats([[1.0, 2.0, 3.0]] * 2), kind.floats([[1.0]] * 2), kind.bools([[1, 1, 1]] * 2)
     with pytest.raises(ValueError, match=rf"^{name} has shape \(2, 1\), expected \(2, 3\)"):
         call(x, y, mask)
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def decisions(kind, **more):
+    """Two rows of three decisions, the last of the second not made."""
+    log_ratio = kind.floats([[0.1, -0.4, 0.6], [0.3, -0.2, 0.0]])
+    given = {
+        "mask": kind.bools([[1, 1, 1], [1, 1, 0]]),
+        "logp": kind.floats([[-1.0, -2.0, -0.5], [-1.5, -0.7, 0.0]]),
+        "log_ratio": log_ratio,
+        "advantage": kind.floats([[2.0] * 3, [-1.0, -1.0, 0.0]]),
+    }
+    return surrogates.Decisions(**dict.fromkeys(surrogates.Decisions._fields) | given | more)
+
+
+@pytest.mark.parametrize("own", surrogates.SURROGATES.values(), ids=surrogates.SURROGATES)
+def test_every_surrogate_says_what_it_does(kind, own):
+    made, d = own(), decisions(kind)
+    ratio = kind.module.exp(d.log_ratio)
+    assert np.isfinite(plain(made.loss(ratio, d))).all()
+    assert "A" in made.formula and made.label.startswith(made.kind)
+    assert surrogates.chosen(surrogates.Clip(), made.kind) == made and made.but({}) == made
+    assert hash(made) == hash(own(**vars(made))) and set(made.settings()) == set(surrogates.names(own))
+    if made.limits is not None:
+        assert 0 <= made.limits[0] < 1 < made.limits[1]
+
+
+def test_records_are_their_formulas(kind):
+    d = decisions(kind)
+    ratio = kind.module.exp(d.log_ratio)
+    pairs = [
+        (surrogates.Clip(0.1, 0.3, delta=1.5, dual_clip=2.0),
+         surrogates.dual_clipped(surrogates.clipped(ratio, d.advantage, 0.1, 0.3, 1.5), d.advantage, 2.0)),
+        (surrogates.Cispo(0.1), surrogates.cispo(ratio, d.advantage, d.logp, 0.9, 1.1)),
+        (surrogates.Cispo(epsilon_high=1.2, bounds="absolute"),
+         surrogates.cispo(ratio, d.advantage, d.logp, None, 1.2)),
+        (surrogates.Sapo(2.0, 3.0), surrogates.sapo(ratio, d.advantage, 2.0, 3.0)),
+        (surrogates.Vespo(1.0, 2.0, 3.0, 4.0),
+         surrogates.vespo(d.log_ratio, d.advantage, d.logp, d.mask, 1.0, 2.0, 3.0, 4.0)),
+        (surrogates.Dro(2.0), surrogates.dro(d.log_ratio, d.advantage, d.logp, 2.0)),
+    ]  # fmt: skip
+    for made, expected in pairs:
+        kind.close(made.loss(ratio, d), plain(expected))
+
+
+def test_how_each_corrects_for_the_sampler(kind):
+    d = decisions(kind, mismatch=kind.floats([[2.0, 0.5, 8.0], [1.0, 4.0, 1.0]]))
+    kind.close(surrogates.Clip().mismatch(d), plain(d.mismatch))
+    kind.close(surrogates.Geometric().mismatch(d), [[2.0] * 3, [2.0] * 3])
+    assert surrogates.Vespo().mismatch(d) is None  # it is a part of W
+
+
+def test_numbers_are_given_by_one_name_everywhere():
+    assert surrogates.owners()["epsilon"] == ["clip", "geometric", "cispo", "dppo_tv", "dppo_kl"]
+    assert surrogates.owners()["vespo_k_pos"] == ["vespo"]
+    block = {"kind": "vespo", "k_pos": 1.0, "vespo_k_neg": 2.0}
+    assert surrogates.flattened(block) == {"surrogate": "vespo", "vespo_k_pos": 1.0, "vespo_k_neg": 2.0}
+    short = [
+        name
+        for own in surrogates.SURROGATES.values()
+        for name in {n.removeprefix(own.prefix): n for n in surrogates.names(own)}.items()
+    ]
+    assert len(dict(short)) == len(set(short)), "a number's short name stands for two settings"
+
+
+def test_another_kind_takes_over_what_both_have():
+    wide = surrogates.chosen(surrogates.Clip(0.1, 0.3, delta=2.0, dual_clip=5.0), "dppo_kl")
+    assert wide == surrogates.DppoBinaryKL(0.1, 0.3, dual_clip=5.0)
+    assert surrogates.chosen(surrogates.Cispo(epsilon_high=5.0, bounds="absolute"), "clip") == surrogates.Clip()
+    assert surrogates.chosen(surrogates.Clip(0.1), "vespo", vespo_k_pos=1.0) == surrogates.Vespo(k_pos=1.0)
+    assert surrogates.chosen(surrogates.Clip(0.1), surrogates.Clip(0.3)) == surrogates.Clip(0.3)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: surrogates.Sapo(tau_neg=0.0), "tau_neg must be positive, got 0.0"),
+        (lambda: surrogates.Dro(-1.0), "dro_beta must not be negative, got -1.0"),
+        (lambda: surrogates.Clip(float("inf")), "epsilon must be a finite number, got inf"),
+        (lambda: surrogates.Cispo(bounds="absolute"), "bounds=absolute needs epsilon_high, the cap"),
+        (lambda: surrogates.Cispo(bounds="both"), "bounds='both' is not one of relative, absolute"),
+    ],
+)
+def test_numbers_without_meaning_are_refused(made, message):
+    with pytest.raises(ValueError, match=message):
+        made()

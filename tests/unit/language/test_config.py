@@ -144,7 +144,7 @@ def test_batches_that_cannot_be(given, message):
 
 def test_a_loss_type_is_the_reduction_alone_as_in_trl():
     dapo, drgrpo = LanguageConfig(loss_type="dapo").algorithm, LanguageConfig(loss_type="dr_grpo").algorithm
-    assert (dapo.reduction, dapo.epsilon_high, dapo.mask_truncated, dapo.drop_no_signal) == (
+    assert (dapo.reduction, dapo.surrogate.epsilon_high, dapo.mask_truncated, dapo.drop_no_signal) == (
         "token_mean", None, False, False,
     )  # fmt: skip
     assert (drgrpo.reduction, drgrpo.scale, drgrpo.length) == ("fixed_length", "group_std", 256.0)

@@ -74,7 +74,7 @@ def test_a_field_that_is_accepted_changes_what_the_table_says(name):
 
     def seen(config):
         every = {n: getattr(config, n) for n in type(config).model_fields if n != "recipe"}
-        every |= {n: getattr(config.algorithm, n) for n in config.algorithm.__dataclass_fields__}
+        every |= config.algorithm.columns()
         return every | {f"run.{n}": v for n, v in config.run.model_dump().items()}
 
     old, new = seen(before), seen(after)

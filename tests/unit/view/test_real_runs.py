@@ -19,8 +19,11 @@ from grpo.run.exhibits import exhibit
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
 from grpo.view.library import Library
+from grpo.view.objective import describe, limits
 from tests.batches import numbers, rollouts
 from tests.faults.tiny import QUICK, make_folder, make_trainer, train
+
+SAID = ("formula", "limits", "when_held")
 
 
 def status(path):
@@ -43,7 +46,31 @@ def test_a_run_says_what_it_does_and_how_it_ended(tmp_path):
     train(tmp_path / "run", 6, at=at)
     assert seen["state"] == "running" and seen["status"]["reason"] is None and seen["status"]["steps"] == 6
     assert status(tmp_path / "run")["reason"] == "done" and state(tmp_path / "run") == "finished"
-    assert status(tmp_path / "run")["recipe"]["surrogate"] == "clip"
+    recipe = status(tmp_path / "run")["recipe"]
+    assert (recipe["surrogate"], recipe["epsilon"], recipe["limits"]) == ("clip", 0.2, [0.8, 1.2])
+    assert recipe["formula"] == "−min(r·A, clip(r, 0.8, 1.2)·A)"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_what_a_run_says_of_its_surrogate_is_what_older_folders_are_read_as(name):
+    """Folders from before the formula was written have the numbers alone."""
+    row = RECIPES[name]
+    told = json.loads(json.dumps(row.told()))
+    now, before = describe(told), describe({name: told[name] for name in told if name not in SAID})
+    assert now["formula"] == row.surrogate.formula and now["when_held"] == row.surrogate.when_held
+    assert (now["ratio_low"], now["ratio_high"]) == (row.surrogate.limits or (None, None)) == limits(row.columns())
+    if row.surrogate.kind in ("clip", "geometric", "cispo", "dro", "unclipped", "policy_gradient"):
+        assert before["formula"] == now["formula"]
+    assert before["formula"] and before.keys() == now.keys()
+
+
+def test_a_surrogate_that_nobody_has_heard_of_is_shown_by_its_own_words():
+    mine = {"surrogate": "mine", "formula": "−A²", "limits": [0.5, 2], "when_held": "halved"}
+    found = describe(mine)
+    assert (found["formula"], found["ratio_low"], found["ratio_high"], found["when_held"]) == ("−A²", 0.5, 2, "halved")
+    for hostile in ({"formula": {}, "limits": "ab", "when_held": 3}, {"limits": [None, 1]}, {"limits": [1, 2, 3]}):
+        found = describe({"surrogate": "mine", **hostile})
+        assert (found["formula"], found["ratio_low"], found["ratio_high"]) == (None, None, None)
 
 
 def test_a_crash_and_its_resumption_are_seen(tmp_path):
