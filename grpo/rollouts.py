@@ -37,8 +37,6 @@ class Scores:
     logp_NT: Array
     entropy_NT: Array | None = None
     exact_kl_NT: Array | None = None
-    sum_sq_NT: Array | None = None
-    """Σ_v π(v)², for the optimal token baseline."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,6 @@ class Rollouts:
     """The room's own estimate, for baseline=given."""
     status_N: Array | None = None
     """`Status` of each row."""
-    version_N: Array | None = None
-    """Policy version that sampled the row."""
 
     def __post_init__(self) -> None:
         expect_ndim(2, mask_NT=self.mask_NT)

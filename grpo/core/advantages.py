@@ -224,33 +224,6 @@ def reward_to_go(reward_NT: Array, mask_NT: Array, gamma: float = 1.0) -> Array:
     return total
 
 
-def optimal_token_baseline(
-    return_NT: Array, mask_NT: Array, group_N: Array, energy_NT: Array, eps: float = 1e-8
-) -> Array:
-    """b_t = Σ_group G_t·W_t / Σ_group W_t with W_t the energy ‖∇ log π‖² spent so far: the variance-optimal baseline.
-
-    A tail that only one trajectory of the group reaches has nothing to be compared with: its baseline is 0.
-    """
-    expect_shape(tuple(return_NT.shape), mask=mask_NT, energy=energy_NT)
-    expect_shape((return_NT.shape[0],), group=group_N)
-    xp = namespace(return_NT)
-    return_NT = masked(wide(return_NT), mask_NT)
-    steps = return_NT.shape[1]
-    index_N = group_index(group_N)
-    weight_NT = masked(xp.cumsum(masked(energy_NT, mask_NT), axis=1), mask_NT)
-    above_NT = _by_step(return_NT * weight_NT, index_N)
-    below_NT = _by_step(weight_NT, index_N)
-    alive_NT = positions(steps, index_N)[None, :] < _length(mask_NT)
-    company_NT = _by_step(astype(alive_NT, return_NT), index_N)
-    return masked(above_NT / (below_NT + eps), mask_NT & (company_NT > 1.5))
-
-
-def decision_energy(old_logp_NT: Array, sum_sq_NT: Array) -> Array:
-    """‖∇_logits log π(a)‖² = 1 − 2π(a) + Σ_v π(v)²: how strongly one sampled decision pulls."""
-    expect_shape(tuple(old_logp_NT.shape), sum_sq=sum_sq_NT)
-    return 1.0 - 2.0 * namespace(old_logp_NT).exp(old_logp_NT) + sum_sq_NT
-
-
 # --- whitening ------------------------------------------------------------------------------------------------------
 
 
@@ -324,19 +297,3 @@ def _root_of_ratio(square: Array, degrees: Array) -> Array:
 
 def _join(xp: object, left: Array, right: Array) -> Array:
     return xp.concatenate([left, right], axis=1)  # type: ignore[attr-defined]
-
-
-def _by_step(x_NT: Array, index_N: Array) -> Array:
-    """Sum over the members of the group at each step, given back to every member."""
-    steps = x_NT.shape[1]
-    flat_M = index_N[:, None] * steps + positions(steps, index_N)[None, :]
-    flat_M = flat_M.reshape(-1)
-    return segment_sum(x_NT.reshape(-1), flat_M)[flat_M].reshape(x_NT.shape)
-
-
-def _length(mask_NT: Array) -> Array:
-    """Last decision that counts plus one, as (N, 1)."""
-    xp = namespace(mask_NT)
-    step_T = positions(mask_NT.shape[1], mask_NT) + 1
-    ends_NT = xp.where(mask_NT, step_T[None, :], step_T[None, :] * 0)
-    return xp.amax(ends_NT, axis=1, keepdims=True)

@@ -12,7 +12,6 @@ from grpo.core.arrays import (
     machine_epsilon,
     masked,
     namespace,
-    row_count,
     row_mean,
     row_sum,
     segment_sum,
@@ -69,12 +68,6 @@ def on_policy_enough(
     gap_NT = _known(wide(sampled_logp_NT) - stop_gradient(wide(logp_NT)), mask_NT)
     drift_N1 = row_mean(gap_NT, mask_NT)
     return (advantage_NT >= 0) | (drift_N1 <= threshold)
-
-
-def ratio_too_large(ratio_NT: Array, mask_NT: Array, limit: float) -> Array:
-    """Whether the minibatch's mean ratio is above the limit, or not a number: its update is to be skipped whole."""
-    mean = _mean(stop_gradient(wide(ratio_NT)), mask_NT)
-    return ~(mean <= limit)
 
 
 # --- covariance: decisions that alone drive the entropy down. arXiv:2505.22617 -------------------------------------
@@ -152,40 +145,6 @@ def mismatch_weight(
     if mode == "truncate":
         return clip(weight_NT, low, high)
     return masked(weight_NT, _within(weight_NT, low, high))
-
-
-def mean_one(weight_NT: Array, mask_NT: Array, level: str) -> Array:
-    """Weights divided by their mean over decisions, or over the rows that have any (`level="sequence"`)."""
-    xp = namespace(weight_NT)
-    if level == "sequence":
-        row_N1 = row_mean(weight_NT, mask_NT)
-        any_N1 = row_count(mask_NT, weight_NT) > 0
-        mean = xp.sum(row_N1) / clip(xp.sum(wide(any_N1)), 1.0, None)
-    else:
-        mean = _mean(weight_NT, mask_NT)
-    return weight_NT / xp.where(mean > 0, mean, zeros((), weight_NT, 1.0))
-
-
-def mismatch_keep(
-    gap_NT: Array, mask_NT: Array, estimator: str, level: str, low: float | None, high: float | None
-) -> Array:
-    """Decisions (or whole rows) whose sampler mismatch is within bounds; the rest leaves the mask.
-
-    Estimators of KL(μ‖π): k1 = −gap (bounds in log space), k2 = gap²/2, k3 = e^gap − 1 − gap. Levels: token,
-    sequence_sum, sequence_mean, sequence_max.
-    """
-    expect_shape(tuple(gap_NT.shape), mask=mask_NT)
-    xp = namespace(gap_NT)
-    value_NT = {"k1": -gap_NT, "k2": 0.5 * gap_NT**2, "k3": xp.exp(gap_NT) - 1.0 - gap_NT}[estimator]
-    if level == "token":
-        return _within(value_NT, low, high)
-    bottom = zeros((), value_NT, float("-inf"))
-    value_N1 = {
-        "sequence_sum": lambda: row_sum(value_NT, mask_NT),
-        "sequence_mean": lambda: row_mean(value_NT, mask_NT),
-        "sequence_max": lambda: xp.amax(xp.where(mask_NT, value_NT, bottom), axis=1, keepdims=True),
-    }[level]()
-    return _within(value_N1, low, high) & (mask_NT | ~mask_NT)
 
 
 # --- pieces ---------------------------------------------------------------------------------------------------------

@@ -89,26 +89,3 @@ def fold_mean(x_NT: Array, mask_NT: Array, size: int) -> Array:
 def log_weight(weight_NT: Array) -> Array:
     """The logarithm of a weight ≥ 0; of 0 that of 1e-10."""
     return namespace(weight_NT).log(clip(weight_NT, 1e-10, None))
-
-
-def squeeze_holes(x_NT: Array, mask_NT: Array) -> Array:
-    """Decisions that count moved to the front of their row in order, the rest behind them (tool output, padding)."""
-    return _take(x_NT, _front_first(mask_NT))
-
-
-def spread_holes(x_NT: Array, mask_NT: Array) -> Array:
-    """The inverse of `squeeze_holes` for the same mask."""
-    xp = namespace(x_NT)
-    return _take(x_NT, xp.argsort(_front_first(mask_NT), axis=1))
-
-
-def _front_first(mask_NT: Array) -> Array:
-    xp = namespace(mask_NT)
-    steps = mask_NT.shape[1]
-    order_NT = xp.cumsum(mask_NT * 0 + 1, axis=1)
-    return xp.argsort(xp.where(mask_NT, order_NT, order_NT + steps), axis=1)
-
-
-def _take(x_NT: Array, index_NT: Array) -> Array:
-    xp = namespace(x_NT)
-    return xp.take_along_dim(x_NT, index_NT, 1) if xp.__name__ == "torch" else xp.take_along_axis(x_NT, index_NT, 1)

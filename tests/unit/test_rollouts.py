@@ -42,8 +42,8 @@ def test_cat_pads_to_the_longest():
 
 
 def test_cat_refuses_a_field_that_some_records_lack():
-    with_parts = Rollouts(**fields(version_N=np.zeros(3)))
-    with pytest.raises(ValueError, match="version_N is given in some"):
+    with_parts = Rollouts(**fields(status_N=np.zeros(3)))
+    with pytest.raises(ValueError, match="status_N is given in some"):
         Rollouts.cat([with_parts, Rollouts(**fields())])
 
 

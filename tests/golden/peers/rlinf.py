@@ -12,6 +12,7 @@ from grpo.experience import advantages
 from grpo.objective import objective
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts
+from tests.golden import beyond
 from tests.golden.peers.case import Case, Scores, inputs, record
 
 KL = {"kl": "k1", "abs": "abs", "mse": "k2", "low_var_kl": "k3"}
@@ -167,7 +168,7 @@ def actor(vector, backend):
     value, grads = backend.gradients(loss, [x["logp"], entropy] if wants_entropy else [x["logp"]])
     log_ratio = ratios.log_ratio(x["logp"], batch.old_logp_NT, batch.mask_NT, r.log_ratio_low, r.log_ratio_high)
     limit = o.get("early_stop_imp_ratio")
-    if limit is not None and bool(gates.ratio_too_large(ratios.token_ratio(log_ratio), batch.mask_NT, limit)):
+    if limit is not None and bool(beyond.ratio_too_large(ratios.token_ratio(log_ratio), batch.mask_NT, limit)):
         value, grads = value * 0, [g * 0 for g in grads]
     if o["loss_agg"] == "seq-mean-token-mean" and bool((batch.mask_NT.sum(1) == 0).any()):
         value = value * float("nan")  # quirk: 0/0 for a row without decisions

@@ -13,6 +13,7 @@ from grpo.experience import trajectory_advantages
 from grpo.objective import objective
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts
+from tests.golden import beyond
 from tests.golden.peers.case import Case, Scores, differentiate, inputs, record, with_gates
 
 REDUCTION = {
@@ -109,8 +110,8 @@ def _clip_metrics(o, x, batch, r, own):
         "clip_ratio/low_mean": diagnostics.share(low, mask, over),
         "clip_ratio/high_mean": diagnostics.share(high, mask, over),
         "clip_ratio/region_mean": diagnostics.share(low | high, mask, over),
-        "clip_ratio/low_min": diagnostics.row_share(low, mask)[filled].min(),
-        "clip_ratio/high_max": diagnostics.row_share(high, mask)[filled].max(),
+        "clip_ratio/low_min": beyond.row_share(low, mask)[filled].min(),
+        "clip_ratio/high_max": beyond.row_share(high, mask)[filled].max(),
     }
 
 

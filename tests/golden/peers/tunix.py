@@ -8,6 +8,7 @@ from grpo.core import diagnostics, ratios
 from grpo.experience import trajectory_advantages
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts
+from tests.golden import beyond
 from tests.golden.peers.case import Case, differentiate, inputs, record
 
 ADVANTAGES = {
@@ -64,6 +65,6 @@ def run(vector, backend):
     ratio = ratios.sequence_ratio(log_ratio, batch.mask_NT) if sequence else ratios.token_ratio(log_ratio)
     metrics = {"ppo_kl": terms.metrics["approx_kl"], "pg_clipfrac": terms.metrics["clip_ratio/region_mean"]}
     if o["epsilon_c"] and o["loss_agg_mode"] == "token-mean":
-        binds = diagnostics.dual_clip_binds(ratio, batch.advantage_NT, o["epsilon_c"])
+        binds = beyond.dual_clip_binds(ratio, batch.advantage_NT, o["epsilon_c"])
         metrics["pg_clipfrac_lower"] = diagnostics.share(binds, batch.mask_NT, over)
     return Case(outputs | {"metrics": metrics})

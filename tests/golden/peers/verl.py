@@ -13,6 +13,7 @@ from grpo.core.surrogates import owners
 from grpo.experience import advantages
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts
+from tests.golden import beyond
 from tests.golden.peers.case import Case, Scores, differentiate, inputs, record, with_gates
 
 REDUCTION = {
@@ -106,7 +107,7 @@ def losses(vector, backend):
     if kind in ("vanilla", "gspo"):
         metrics["actor/pg_clipfrac"] = diagnostics.share(low | high, batch.mask_NT, own)
     if kind == "vanilla":
-        binds = diagnostics.dual_clip_binds(ratio, batch.advantage_NT, o["clip_ratio_c"])
+        binds = beyond.dual_clip_binds(ratio, batch.advantage_NT, o["clip_ratio_c"])
         metrics["actor/pg_clipfrac_lower"] = diagnostics.share(binds, batch.mask_NT, own)
     if kind == "clip_cov":
         metrics["actor/pg_clipfrac"] = diagnostics.share(~batch.open_NT, batch.mask_NT, own)
@@ -145,7 +146,7 @@ def _corrections(o, train_logp, rollout_logp, mask):
         mode = "truncate" if low is None else "mask"
         weight = gates.mismatch_weight(gap, mask, o["rollout_is"], mode, low, high)
         if o.get("rollout_is_batch_normalize"):
-            weight = gates.mean_one(weight, mask, o["rollout_is"])
+            weight = beyond.mean_one(weight, mask, o["rollout_is"])
         weight = masked(weight, mask)
     if o.get("rollout_rs"):
         thresholds = str(o["rollout_rs_threshold"]).split(",")
@@ -156,7 +157,7 @@ def _corrections(o, train_logp, rollout_logp, mask):
             low, high = _bounds(threshold.strip())
             if estimator == "k1":  # bounds on the ratio, compared as logarithms
                 low, high = math.log(1 / high if low is None else low), math.log(high)
-            kept = kept & gates.mismatch_keep(gap, mask, estimator, level.replace("seq", "sequence"), low, high)
+            kept = kept & beyond.mismatch_keep(gap, mask, estimator, level.replace("seq", "sequence"), low, high)
     return weight, kept
 
 
@@ -275,16 +276,16 @@ def _raw_singletons(rollouts, r):
 
 
 def _optimal_token_baseline(kind, vector, backend, x, mask):
-    energy = adv.decision_energy(x["old_log_probs"], x["sum_pi_squared"])
+    energy = beyond.decision_energy(x["old_log_probs"], x["sum_pi_squared"])
     if x.get("rollout_is_weights") is not None:
         energy = energy * x["rollout_is_weights"] ** 2
     group = backend.ints(_numbered(vector.inputs["index"]))
     returns = adv.reward_to_go(x["token_level_rewards"], mask)
     if kind.startswith("tir"):  # tool output is squeezed out first, so that steps count the policy's own decisions
-        squeezed = [ratios.squeeze_holes(a, mask) for a in (returns, energy)]
-        short = ratios.squeeze_holes(mask, mask)
-        baseline = adv.optimal_token_baseline(squeezed[0], short, group, squeezed[1])
-        baseline = ratios.spread_holes(baseline, mask)
+        squeezed = [beyond.squeeze_holes(a, mask) for a in (returns, energy)]
+        short = beyond.squeeze_holes(mask, mask)
+        baseline = beyond.optimal_token_baseline(squeezed[0], short, group, squeezed[1])
+        baseline = beyond.spread_holes(baseline, mask)
     else:
-        baseline = adv.optimal_token_baseline(returns, mask, group, energy)
+        baseline = beyond.optimal_token_baseline(returns, mask, group, energy)
     return Case({"advantages": masked(returns - baseline, mask), "returns": returns})

