@@ -27,13 +27,14 @@ to the probability of the arms it should bring back, which is next to nothing wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, FiniteFloat, ValidationInfo, field_validator
 from torch import Tensor
 
+from grpo.blocks import Blocks, extended
 from grpo.config import GRPOConfig
 from grpo.core.kl import exact_entropy
 from grpo.models import moved
@@ -49,6 +50,14 @@ PAYOFFS = (FLAT, (0.1, 0.2, 0.0, 0.8, 0.3), FLAT, (0.7, 0.1, 0.3, 0.2, 0.0), FLA
 # 1. the settings
 class BanditConfig(GRPOConfig):
     """The algorithm's settings with the bandit's own; the defaults are the preset `grpo train bandit`."""
+
+    blocks: ClassVar[Blocks] = extended(
+        GRPOConfig.blocks, {"arms": ("payoffs", "phase_length", "noise"), "update": ("optimizer",)}
+    )
+    first: ClassVar[tuple[str, ...]] = (
+        "payoffs", "phase_length", "noise", "loss_type", "group_size", "learning_rate", "weight_decay", "beta", "seed",
+        "run.steps",
+    )  # fmt: skip
 
     payoffs: tuple[tuple[FiniteFloat, ...], ...] = PAYOFFS
     """What each arm pays: a row a phase, a column an arm."""

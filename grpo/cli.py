@@ -13,12 +13,13 @@ OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
 TRAIN = """\
 The first words are presets, YAML files or a data file, applied from left to right: a task first, then variations.
-Any setting can follow as a flag, in our spelling or another system's, with - or _ :
+Any setting can follow as a flag, in our spelling or another system's, with - or _ , alone or with its block:
 
   grpo train cartpole
   grpo train --env LunarLander-v3 --group-size 8 --starts 4
   grpo train bandit grpo_kl --beta 0.1 --epsilon 0.2 --num-generations 4 --loss-type dr_grpo
   grpo train gsm8k --model PATH_OR_ID --num-generations 8 --use-wandb
+  grpo train gsm8k --model PATH_OR_ID --model.lora-rank 16 --sampling.temperature 0.7
   grpo train my_data.jsonl --reward my_rewards.py:correctness --model PATH_OR_ID
   grpo train dreamer --env CartPole-v1
   grpo train bandit my.yaml --set algorithm.kl_beta=0.02 --run.steps 200
@@ -62,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BAD_SETTINGS
 
 
+Command = Callable[..., argparse.ArgumentParser]
+"""Makes a command's parser: its name, function, summary and usage."""
+SETTINGS = "PRESET|FILE … [--setting value …]"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="grpo", description="Group Relative Policy Optimization.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"grpo {__version__}")
@@ -78,20 +84,35 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
+    _train_words(command)
+    _view_words(command)
+    _words_about_a_run(command)
+    _config_words(command)
+    return parser
+
+
+def _train_words(command: Command) -> None:
     train = command(
-        "train",
-        _train,
-        "train something and keep everything it leaves",
-        "PRESET|FILE … [--setting value …]",
-        epilog=TRAIN,
+        "train", _train, "train something and keep everything it leaves", SETTINGS, epilog=TRAIN, add_help=False
+    )
+    train.add_argument(
+        "-h", "--help", action="store_true", dest="explain", help="show this, with the settings that matter first"
     )
     train.add_argument("--resume", metavar="FOLDER", help="go on with a run exactly where it stopped")
-    train.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE", help="one setting, by its path")
-    train.add_argument("--configs", nargs="+", default=[], metavar="PRESET", help="the same as naming presets first")
+    _settings_words(train)
     train.add_argument(
         "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
     )
+    train.set_defaults(parser=train)
 
+
+def _settings_words(made: argparse.ArgumentParser) -> None:
+    """What `train` and `config` have in common."""
+    made.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE", help="one setting, by its path")
+    made.add_argument("--configs", nargs="+", default=[], metavar="PRESET", help="the same as naming presets first")
+
+
+def _view_words(command: Command) -> None:
     viewed = command("view", _view, "look at runs in a browser: curves, groups, every token's numbers", "[RUNS|RUN]")
     viewed.add_argument(
         "folder", type=Path, nargs="?", default=Path("runs"), help="a folder of runs, or one run (runs)"
@@ -101,6 +122,10 @@ def _parser() -> argparse.ArgumentParser:
     viewed.add_argument("--host", metavar="ADDRESS", help="whose requests are heard (127.0.0.1); others need a token")
     viewed.add_argument("--port", type=_port, help="where to listen (a free one)")
     viewed.add_argument("--no-browser", action="store_true", help="only print the link")
+
+
+def _words_about_a_run(command: Command) -> None:
+    """eval, chat, export."""
     looked = command("eval", _eval, "try what was trained on fresh starts or held-out prompts: a table with intervals")
     talked = command("chat", _chat, "talk to a language model that was trained")
     exported = command("export", _export, "write what was trained: a model's folder, or a policy as an ONNX file")
@@ -125,11 +150,11 @@ def _parser() -> argparse.ArgumentParser:
     exported.add_argument("--to", type=Path, metavar="FOLDER", help="language models: where (RUN/model)")
     exported.add_argument("--merge", action="store_true", help="language models: an adapter goes into the weights")
 
-    config = command(
-        "config", _config, "print the resolved settings and where each came from", "PRESET|FILE … [--setting value …]"
-    )
-    config.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")
-    config.add_argument("--configs", nargs="+", default=[], metavar="PRESET", help="the same as naming presets first")
+
+def _config_words(command: Command) -> None:
+    """config, presets, doctor."""
+    config = command("config", _config, "print the resolved settings and where each came from", SETTINGS)
+    _settings_words(config)
     config.add_argument("--dialects", action="store_true", help="print other systems' spellings and what they become")
     config.add_argument("--all", action="store_true", help="also the settings that are at their default")
 
@@ -143,17 +168,20 @@ def _parser() -> argparse.ArgumentParser:
         "--config", action="store_true", help="then PRESET|FILE … [--setting value …]: try its rewards before training"
     )
     doctor.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")
-    return parser
 
 
 # --- commands: everything heavy is imported inside, so that --help is immediate --------------------------------------
 
 
 def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if arguments.explain:
+        print(_help(arguments, rest))
+        return OK
     if arguments.settings:
         from grpo.app.explain import settings_text
+        from grpo.app.settings import task_of
 
-        print(settings_text(arguments.presets[0] if arguments.presets else None))
+        print(settings_text(task_of(_layers(arguments)) if arguments.presets else None))
         return OK
     from grpo.app.builders import resume, start
 
@@ -162,6 +190,19 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
             raise ValueError("--resume takes its settings from the run folder; leave the presets out")
         return resume(Path(arguments.resume), _flags(arguments.set, rest))
     return start(_resolved(arguments, rest))
+
+
+def _help(arguments: argparse.Namespace, rest: Sequence[str]) -> str:
+    """The usage with the settings that matter first, for the task if one is named: that loads its libraries."""
+    from grpo.app.explain import first_text
+    from grpo.config import ConfigError
+
+    try:
+        named = _resolved(arguments, rest) if arguments.presets or arguments.configs else None
+    except ConfigError:  # a variation alone, or settings that do not go together: help is for getting them right
+        named = None
+    arguments.parser.epilog = f"{first_text(named)}\n\n{TRAIN}"
+    return str(arguments.parser.format_help())
 
 
 def _view(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
@@ -271,11 +312,19 @@ def _doctor(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
     from grpo.app.builders import configs
-    from grpo.app.settings import DATA_FILES, data_layer, file_layer, flag_layer, preset_layer, resolve
+    from grpo.app.settings import flag_layer, resolve
 
-    layers, flags = [], _flags(arguments.set, rest)
+    flags = _flags(arguments.set, rest)
+    return resolve([*_layers(arguments, [key for key, _ in flags]), flag_layer(flags)], configs())
+
+
+def _layers(arguments: argparse.Namespace, flags: Sequence[str] = ()) -> list[Any]:
+    """What presets, files and data files say, in their order."""
+    from grpo.app.settings import DATA_FILES, data_layer, file_layer, preset_layer
+
+    layers = []
     names = [*getattr(arguments, "configs", []), *arguments.presets]
-    given = {key.replace("-", "_").removeprefix("task.") for key, _ in flags}
+    given = {key.replace("-", "_").rpartition(".")[2] for key in flags}
     if not names and "env" in given:
         names = ["control"]  # an environment alone says which task
     elif not names and given & {"dataset", "model", "repo_id"}:
@@ -287,7 +336,7 @@ def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
             layers.append(file_layer(Path(name)))
         else:
             layers.append(preset_layer(name))
-    return resolve([*layers, flag_layer(flags)], configs())
+    return layers
 
 
 def _flags(sets: Sequence[str], rest: Sequence[str]) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
 
+from grpo.blocks import Blocks, unfolded
 from grpo.core.surrogates import Surrogate, flattened, owners
 from grpo.dialects import OWN, SYSTEMS, Translation, Words, spellings, translate
 from grpo.errors import ConfigError, nearest
@@ -26,12 +27,31 @@ MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_mini
 """Sizes of a minibatch, in what it is made of."""
 
 
+BLOCKS: Blocks = {
+    "sampling": ("group_size", "groups_per_step", "no_signal", "max_attempts"),
+    "update": (
+        "groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "rows_per_microbatch",
+        "num_iterations", "learning_rate", "weight_decay", "max_grad_norm", "max_ratio", "target_kl",
+    ),
+    "general": ("seed", "device"),
+    "algorithm": ("loss_type", "old_logp", "ref_sync_steps", "ref_mixup_alpha", *column_types()),
+}  # fmt: skip
+"""Block → settings, of what every domain shares."""
+
+
 class GRPOConfig(BaseModel):
     """What every domain shares."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     dialect: ClassVar[str] = "grpo"
     """Whose words the constructor takes."""
+    blocks: ClassVar[Blocks] = BLOCKS
+    """Block → settings; every setting is in one, and may be given there or by its name alone."""
+    first: ClassVar[tuple[str, ...]] = (
+        "loss_type", "group_size", "groups_per_step", "learning_rate", "num_iterations", "beta", "epsilon", "seed",
+        "device", "run.steps",
+    )  # fmt: skip
+    """The ten that matter first."""
     in_run_block: ClassVar[tuple[str, ...]] = ()
     """Settings that a dialect of the room writes into its `run:` block."""
     goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -88,7 +108,7 @@ class GRPOConfig(BaseModel):
 
     def __init__(self, *, _dialect: str = "grpo", **settings: Any) -> None:
         try:
-            given, translations = translate(settings, _dialect, self.words)
+            given, translations = translate(self._unfolded(settings, _dialect), _dialect, self.words)
             super().__init__(**_sorted_out(type(self), given, _dialect))
             self._translations = translations
             _check(self)
@@ -98,6 +118,11 @@ class GRPOConfig(BaseModel):
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+    @classmethod
+    def _unfolded(cls, settings: Mapping[str, Any], dialect: str) -> dict[str, Any]:
+        """Settings without blocks."""
+        return unfolded(settings, cls.blocks, cls.model_fields, spellings(dialect, cls.words))
 
     @cached_property
     def algorithm(self) -> Recipe:
@@ -151,7 +176,9 @@ class GRPOConfig(BaseModel):
     def but(self, **settings: Any) -> Self:
         """These settings with some changed."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "recipe"}
-        changed, _ = translate(settings, self.dialect, self.words)  # what is here has been translated
+        changed, _ = translate(
+            self._unfolded(settings, self.dialect), self.dialect, self.words
+        )  # what is here has been translated
         return type(self)(_dialect=OWN, **given | self.recipe | changed)
 
     def __getattr__(self, name: str) -> Any:
@@ -172,7 +199,7 @@ def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) ->
         else:
             columns[name] = value
     hints = column_types()
-    known = [*model.model_fields, *hints, *spellings(dialect, model.words)]
+    known = [*model.model_fields, *hints, *model.blocks, *spellings(dialect, model.words)]
     for name, value in columns.items():
         if name not in hints:
             raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")

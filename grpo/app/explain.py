@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
-from grpo.app.settings import Resolved, preset_names
+from grpo.app.settings import Resolved, Room, preset_names
+from grpo.blocks import block_of
 from grpo.config import ConfigError, GRPOConfig
 from grpo.core.surrogates import names
 from grpo.errors import nearest
@@ -27,8 +29,14 @@ def presets_text() -> str:
 
 
 def resolved_text(resolved: Resolved, everything: bool = False) -> str:
-    """Each setting in force and where it came from."""
-    rows = resolved.table()
+    """Each setting in force and where it came from, block by block."""
+    blocks = type(resolved.config).blocks
+    homes, order = block_of(blocks), [*blocks, "run"]
+    rows = [
+        (block if block == "run" else homes[name], name, value, origin)
+        for block, name, value, origin in resolved.table()
+    ]
+    rows.sort(key=lambda row: order.index(row[0]))
     if not everything:
         rows = [row for row in rows if row[3] != "default" and not row[3].startswith("recipe ")]
     widths = [max([len(_shown(row[i])) for row in rows] + [0]) for i in range(3)]
@@ -41,27 +49,71 @@ def resolved_text(resolved: Resolved, everything: bool = False) -> str:
 
 
 def settings_text(task: str | None = None) -> str:
-    """Every setting: name, default, meaning; those that all tasks share, or a task's own beside them."""
-    model = GRPOConfig
-    if task is not None:
-        from grpo.app.builders import configs  # here: it loads the task's libraries
-
-        if task not in configs():
-            raise ConfigError(f"unknown task {task!r}{nearest(task, list(configs()))}; known: {', '.join(configs())}")
-        model = configs()[task].settings()
-    blocks = {
-        f"The algorithm ({model.__name__})": _model_rows(model),
-        "Columns of the recipe; the default is the recipe's own": _recipe_rows(model),
-        "The run, as --run.NAME or run: in a file": _model_rows(RunConfig),
-    }
-    lines = []
-    for title, rows in blocks.items():
-        lines += [title, ""]
-        for name, default, meaning in rows:
-            head = f"  --{name.replace('_', '-')} ({default})"
-            lines += textwrap.wrap(meaning, 110, initial_indent=f"{head}  ", subsequent_indent="      ")
+    """Every setting, by block: name, default, meaning; those that all tasks share, or a task's own beside them."""
+    model = _settings_of(task)
+    about = _about(model)
+    lines = [
+        f"{len(about)} settings: --NAME VALUE or --BLOCK.NAME VALUE, in a file NAME: VALUE alone or under BLOCK:",
+        "",
+    ]
+    for block, placed in {**model.blocks, "run": tuple(f"run.{name}" for name in RunConfig.model_fields)}.items():
+        lines += [block + NOTES.get(block, ""), ""]
+        for name in filter(about.__contains__, placed):  # not the numbers of other recipes' surrogates
+            lines += _entry(name, *about[name])
         lines.append("")
     return "\n".join(lines)
+
+
+NOTES = {
+    "algorithm": ": in a file this block may speak RLinf's words; a default is the recipe's own (loss_type)",
+    "run": ": how it is carried out; these always with their block, or as another system's words",
+}
+"""What is to be said of a block beside its name."""
+
+
+def first_text(resolved: Resolved | None = None) -> str:
+    """The ten settings that matter first, with the values that presets and files give them, and how to list all."""
+    model: type[GRPOConfig] = GRPOConfig if resolved is None else type(resolved.config)
+    about = _about(model)
+    given = {} if resolved is None else {n if b != "run" else f"run.{n}": v for b, n, v, _ in resolved.table()}
+    lines = ["Settings that matter first:", ""]
+    for name in model.first:
+        default, meaning = about[name]
+        lines += _entry(name, _shown(given.get(name, default)), meaning)
+    lines += [
+        "",
+        f"`grpo train{f' {resolved.task}' if resolved else ''} --settings` explains all {len(about)}, block by block.",
+    ]
+    if resolved is None:
+        lines.append(
+            "Each task has its own: see `grpo train cartpole --help`, or gsm8k, or dreamer, or a file of yours."
+        )
+    return "\n".join(lines)
+
+
+def _tasks() -> Mapping[str, Room]:
+    from grpo.app.builders import configs  # here: it brings torch along
+
+    return configs()
+
+
+def _settings_of(task: str | None) -> type[GRPOConfig]:
+    if task is None:
+        return GRPOConfig
+    if task not in _tasks():
+        raise ConfigError(f"unknown task {task!r}{nearest(task, list(_tasks()))}; known: {', '.join(_tasks())}")
+    return _tasks()[task].settings()
+
+
+def _about(model: type[GRPOConfig]) -> dict[str, tuple[str, str]]:
+    """Setting → its default and its meaning; those of the run with their block before them."""
+    about = {name: (default, meaning) for name, default, meaning in [*_model_rows(model), *_recipe_rows(model)]}
+    return about | {f"run.{name}": (default, meaning) for name, default, meaning in _model_rows(RunConfig)}
+
+
+def _entry(name: str, default: str, meaning: str) -> list[str]:
+    head = f"  --{name.replace('_', '-')} ({default})"
+    return textwrap.wrap(meaning, 110, initial_indent=f"{head}  ", subsequent_indent="      ")
 
 
 def _model_rows(model: Any) -> list[tuple[str, str, str]]:

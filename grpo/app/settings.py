@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, get_origin
@@ -17,9 +17,10 @@ from pydantic import ValidationError
 
 from grpo.app.files import parse_settings, read_settings
 from grpo.app.words import EVERY
+from grpo.blocks import DIALECT_BLOCKS, Leaf, as_it_is, unfolded
 from grpo.config import ConfigError, GRPOConfig, one_line
 from grpo.core.surrogates import flattened
-from grpo.dialects import OWN, Spelling, read, spellings
+from grpo.dialects import OWN, Spelling, key_of, read, spellings
 from grpo.errors import nearest
 from grpo.recipes import RECIPES, column_types
 from grpo.run.config import RunConfig
@@ -65,6 +66,8 @@ class Layer:
     """Our name of a run's setting → the foreign key it was given as."""
     firm: bool = True
     """Given by the user: a setting without effect is an error. A preset's is left out instead."""
+    leaf: Leaf = as_it_is
+    """How words of a command line become values where no schema knows the type."""
     in_run: dict[str, Any] = field(default_factory=dict)
     """Those in a `run:` block that are not about the run: a task's own, if it says so."""
 
@@ -157,21 +160,28 @@ def data_layer(path: Path) -> Layer:
 
 
 def flag_layer(flags: Iterable[tuple[str, Any]]) -> Layer:
-    """Settings from the command line, as (key, value); keys may name a block: `run.steps`, `algorithm.kl_beta`."""
+    """Settings from the command line, as (key, value); keys may name a block: `run.steps`, `model.lora_rank`."""
     raw: dict[str, Any] = {}
     for key, value in flags:
-        block, _, name = key.replace("-", "_").rpartition(".")
-        if block == "surrogate":  # its numbers are settings like any other
-            block, name = "", next(iter(flattened({name: value})))
-        target = raw if not block else raw.setdefault(block, {})
+        target, name = raw, key_of(key)
+        block, _, inside = name.partition(".")
+        if block in DIALECT_BLOCKS and inside:
+            target, name = raw.setdefault(block, {}), inside
+        elif block == "surrogate" and inside:  # its numbers are settings like any other
+            name = next(iter(flattened({inside: value})))
         if not isinstance(target, dict):
             raise ConfigError(f"{key}: {block} is a value, not a block")
-        inside = bool(block) and block not in ("run", "algorithm")  # a free block: nobody else knows the types
-        listed = isinstance(value, str) and (value[:1] in ("[", "{") or inside)
-        made = parse_settings(f"value: {value}", key)["value"] if listed else value
+        made = typed(key, value) if isinstance(value, str) and value[:1] in ("[", "{") else value
         before = target.get(name)
         target[name] = made if name not in target else Repeated([*_several(before), *_several(made)])
-    return layer(raw, "command line")
+    return replace(layer(raw, "command line"), leaf=typed)
+
+
+def typed(key: str, word: Any) -> Any:
+    """A word of the command line with the type that YAML gives it: for places where no schema knows one."""
+    if isinstance(word, Repeated):
+        return [typed(key, item) for item in word]
+    return parse_settings(f"value: {word}", key)["value"] if isinstance(word, str) else word
 
 
 def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
@@ -205,9 +215,14 @@ def _several(value: Any) -> list[Any]:
 # --- resolving ------------------------------------------------------------------------------------------------------
 
 
+def task_of(layers: Sequence[Layer]) -> str | None:
+    """The task that was named last."""
+    return next((layer.task for layer in reversed(layers) if layer.task), None)
+
+
 def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
     """One configuration from all layers; `rooms`: every task by name."""
-    task = next((layer.task for layer in reversed(layers) if layer.task), None)
+    task = task_of(layers)
     if task is None:
         raise ConfigError(
             f"no task was named; give one of {', '.join(rooms)} first, e.g. `grpo train {next(iter(rooms))}`"
@@ -277,7 +292,9 @@ def _translated(
         (layer.algorithm, layer.dialect or ALGORITHM_DIALECT),
     ):
         try:
-            ours, soft, done = read(_settled(block, model, spellings(words, EVERY)), words, before, EVERY)
+            known = spellings(words, EVERY)
+            flat = unfolded(block, model.blocks, model.model_fields, known, layer.leaf)
+            ours, soft, done = read(_settled(flat, model, known), words, before, EVERY)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{layer.origin}: {error}") from None
         settings |= {name: _fitting(name, value, model) for name, value in ours.items()}
@@ -311,7 +328,7 @@ def _expect_known(
 ) -> None:
     known = [name for name in model.model_fields if name != "recipe"] + list(column_types())
     about_the_run = [*(f"run.{name}" for name in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
-    words = known + list(spellings(dialect, EVERY)) + about_the_run
+    words = known + list(model.blocks) + list(spellings(dialect, EVERY)) + about_the_run
     for name in settings:
         if name not in known:
             raise ConfigError(f"{origins[name]}: unknown setting {name!r}{nearest(name, words)}")

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
+from grpo.blocks import Blocks, extended
 from grpo.config import ConfigError, GRPOConfig
 from grpo.control.dialect import WORDS
 from grpo.dialects import SYSTEMS, Words, joined
@@ -32,9 +33,34 @@ BOOTSTRAPS = ("critic", "fitted")
 """Those that know what comes after a row that was cut off, so that it need not be a whole episode."""
 
 
+BLOCKS: Blocks = {
+    "env": (
+        "env", "env_kwargs", "max_episode_steps", "vector", "num_envs", "workers", "env_timeout", "action_repeat",
+        "end_on_success",
+    ),
+    "policy": ("hidden", "activation", "memory", "action_head", "action_chunk", "log_std", "scale_observations"),
+    "rewards": (
+        "clip_rewards", "reward_scale", "reward_type", "filter_rewards", "rewards_lower_bound", "rewards_upper_bound",
+    ),
+    "group": ("group_by", "logprob_type", "entropy_type"),
+    "advantage": (
+        "advantage", "gae_lambda", "baseline_features", "baseline_memory", "credit_until_reward",
+        "critic_learning_rate", "critic_passes",
+    ),
+    "warm_start": ("warm_start", "warm_start_episodes", "warm_start_passes"),
+    "eval": ("eval_episodes", "eval_greedy", "video", "films"),
+}  # fmt: skip
+"""The room's own."""
+
+
 class ControlConfig(GRPOConfig):
     """The algorithm's settings with those of environments and policies."""
 
+    blocks: ClassVar[Blocks] = extended(GRPOConfig.blocks, BLOCKS)
+    first: ClassVar[tuple[str, ...]] = (
+        "env", "max_episode_steps", "hidden", "advantage", "group_size", "groups_per_step", "learning_rate", "seed",
+        "run.steps", "run.evaluate_every",
+    )  # fmt: skip
     words: ClassVar[Words] = joined(SYSTEMS, WORDS)
 
     # --- the environment

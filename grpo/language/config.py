@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
 
+from grpo.blocks import Blocks, extended
 from grpo.config import ConfigError, GRPOConfig, one_line
 from grpo.dialects import SYSTEMS, Translation, Words, joined
 from grpo.language.compat.dialect import WORDS
@@ -20,11 +21,45 @@ from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
 from grpo.run.dialect import translate_run
 
+BLOCKS: Blocks = {
+    "model": (
+        "model", "revision", "tokenizer", "dtype", "weights", "attention", "trust_remote_code", "model_kwargs",
+        "quantize", "gradient_checkpointing", "torch_compile", "lora_rank", "lora_alpha", "lora_targets", "adapter",
+    ),
+    "data": (
+        "dataset", "dataset_config", "dataset_split", "eval_dataset", "eval_split", "prompt_column", "answer_column",
+        "answer_after", "system_prompt", "prompt_template", "skip_apply_chat_template", "chat_template_kwargs",
+        "shuffle", "max_prompt_length", "overlong_prompts", "dataset_num_proc",
+    ),
+    "rewards": (
+        "rewards", "reward_timeout", "reward_workers", "overlap_rewards", "correctness_reward", "xml_reward",
+        "preflight",
+    ),
+    "sampling": (
+        "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "max_completion_length", "engine",
+        "engine_kwargs", "rows_per_generation",
+    ),
+    "turns": ("tools", "environment", "max_turns"),
+    "update": (
+        "tokens_per_microbatch", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1", "adam_beta2",
+        "adam_epsilon",
+    ),
+    "warm_start": ("warm_start_steps", "warm_start_batch", "warm_start_learning_rate"),
+    "eval": ("eval_samples", "eval_on_start", "eval_by", "eval_prompts"),
+    "hub": ("push_to_hub", "hub_model_id", "hub_private"),
+}  # fmt: skip
+"""The room's own."""
+
 
 class LanguageConfig(GRPOConfig):
     """The algorithm's settings with those of language models."""
 
     dialect: ClassVar[str] = "trl"
+    blocks: ClassVar[Blocks] = extended(GRPOConfig.blocks, BLOCKS)
+    first: ClassVar[tuple[str, ...]] = (
+        "model", "dataset", "rewards", "lora_rank", "learning_rate", "group_size", "groups_per_step",
+        "max_completion_length", "beta", "run.steps",
+    )  # fmt: skip
     words: ClassVar[Words] = joined(SYSTEMS, WORDS)
     goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "dataset": ("dataset_config", "dataset_split", "eval_dataset", "eval_split"),

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
+from grpo.blocks import Blocks, extended
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import SYSTEMS, Words, joined
 from grpo.worldmodel.dialect import IN_RUN_BLOCK, WORDS
@@ -26,9 +27,34 @@ CRITIC = {"credit": "reward_to_go", "baseline": "given"}
 """What a critic means, in any recipe."""
 
 
+BLOCKS: Blocks = {
+    "env": (
+        "env", "env_kwargs", "max_episode_steps", "vector", "envs", "workers", "env_timeout", "action_repeat",
+        "pixels", "image_size",
+    ),
+    "model": (
+        "size", "model_learning_rate", "model_warmup", "batch_size", "batch_length", "train_ratio", "pretrain",
+    ),
+    "replay": ("prefill", "steps_per_collect", "acting", "replay_capacity", "replay_memory"),
+    "imagination": (
+        "horizon", "actor", "return_scale", "critic_learning_rate", "gae_lambda", "slow_rate",
+    ),
+    "policy": ("actor_layers", "action_head", "log_std"),
+    "adapters": ("init_from", "adapter_rank", "adapt"),
+    "eval": ("eval_episodes", "eval_greedy", "video", "films"),
+    "general": ("cuda_graphs", "torch_compile", "precision"),
+}  # fmt: skip
+"""The room's own."""
+
+
 class WorldModelConfig(GRPOConfig):
     """The algorithm's settings with those of environments, world model and imagination."""
 
+    blocks: ClassVar[Blocks] = extended(GRPOConfig.blocks, BLOCKS)
+    first: ClassVar[tuple[str, ...]] = (
+        "env", "pixels", "size", "envs", "train_ratio", "horizon", "group_size", "groups_per_step", "learning_rate",
+        "run.env_steps",
+    )  # fmt: skip
     words: ClassVar[Words] = joined(SYSTEMS, WORDS)
     in_run_block: ClassVar[tuple[str, ...]] = IN_RUN_BLOCK
 

@@ -480,3 +480,20 @@ def test_config_shows_the_issue_s_command(capsys):
     assert main(["config", "gsm8k", *words.split()]) == 0
     out = capsys.readouterr().out
     assert "command line (attn_mechanism)" in out and "command line (use_wandb)" in out and "preset gsm8k" in out
+
+
+def test_help_shows_ten_settings_of_the_task_first(capsys):
+    assert main(["train", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--group-size (8)" in shown and "`grpo train --settings` explains all" in shown
+    assert main(["train", "cartpole", "--hidden", "[32]", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--env (CartPole-v1)" in shown and "--hidden ((32,))" in shown
+    assert "`grpo train control --settings` explains all" in shown
+    assert main(["train", "grpo_kl", "-h"]) == 0  # a variation alone says no task
+    assert "--group-size (8)" in capsys.readouterr().out
+
+
+def test_a_preset_says_whose_settings_are_explained(capsys):
+    assert main(["train", "cartpole", "--settings"]) == 0
+    assert "--group-by (start)" in capsys.readouterr().out

@@ -204,7 +204,8 @@ def test_what_a_preset_says_of_another_surrogate_is_left_out():
 
 def test_texts_cover_everything():
     text = settings_text()
-    for name in [*COLUMNS, *RunConfig.model_fields, *(n for n in GRPOConfig.model_fields if n != "recipe")]:
+    run = [f"run.{name}" for name in RunConfig.model_fields]
+    for name in [*COLUMNS, *run, *(n for n in GRPOConfig.model_fields if n != "recipe")]:
         assert f"--{name.replace('_', '-')} (" in text, name
     assert all(name in presets_text() for name in preset_names())
     shown = resolved_text(resolved("bandit", "grpo_kl", flags=[("kl-coeff", "0.2")]))
