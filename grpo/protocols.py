@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from grpo.core.arrays import Array
 from grpo.rollouts import Rollouts, Scores
@@ -13,11 +13,29 @@ from grpo.rollouts import Rollouts, Scores
 # --- what a user brings ---------------------------------------------------------------------------------------------
 
 
+@runtime_checkable
 class PolicyModel(Protocol):
     """Your policy. Lists are flat and equally long: each state stands beside its action, repeated once a try.
 
-    Optional: `get_entropy(states, actions)` (else entropy is estimated from log-probs) and `get_mask(states, actions)`,
-    needed when log-probs have two dimensions: which of the (N, T) decisions were made.
+    A coin; a torch module brings `train`, `eval` and `to`:
+
+    >>> import torch
+    >>> class Coin(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.logits = torch.nn.Parameter(torch.zeros(2))
+    ...     def generate_actions(self, states, num_actions_per_state, **kwargs):
+    ...         sides = torch.distributions.Categorical(logits=self.logits)
+    ...         return sides.sample((len(states), num_actions_per_state)).tolist()
+    ...     def get_log_probabilities(self, states, actions):
+    ...         return self.logits.log_softmax(0)[actions]
+    ...     def get_parameters(self):
+    ...         return dict(self.named_parameters())
+    >>> isinstance(Coin(), PolicyModel)
+    True
+
+    Optional: `get_entropy` (`grpo.capabilities.GivesEntropy`; else entropy is estimated from log-probs) and `get_mask`
+    (`GivesMask`), needed when log-probs have two dimensions: which of the (N, T) decisions were made.
     """
 
     def generate_actions(self, states: list[Any], num_actions_per_state: int, **kwargs: Any) -> list[list[Any]]: ...
@@ -28,8 +46,19 @@ class PolicyModel(Protocol):
     def to(self, device: Any) -> Any: ...
 
 
+@runtime_checkable
 class RewardModel(Protocol):
-    """Your reward: one finite number for each (state, action)."""
+    """Your reward: one finite number for each (state, action).
+
+    >>> class Heads:
+    ...     def compute_rewards(self, states, actions):
+    ...         return [float(action == 1) for action in actions]
+    ...     def train(self): ...
+    ...     def eval(self): ...
+    ...     def to(self, device): ...
+    >>> isinstance(Heads(), RewardModel), Heads().compute_rewards(["toss"] * 3, [0, 1, 1])
+    (True, [0.0, 1.0, 1.0])
+    """
 
     def compute_rewards(self, states: list[Any], actions: list[Any]) -> Array: ...
     def train(self) -> Any: ...
@@ -79,10 +108,32 @@ class State:
     arrays: Mapping[str, Array]
 
 
+@runtime_checkable
 class SequencePolicy(Protocol):
-    """Scores recorded decisions, differentiably."""
+    """Scores recorded decisions, differentiably: rows × decisions in, log-probs of the same shape out.
+
+    A softmax over three arms, whose rows have the arm that was pulled as `inputs`:
+
+    >>> import torch
+    >>> from grpo.rollouts import by_cost
+    >>> class Arms:
+    ...     def __init__(self):
+    ...         self.logits_V, self.version = torch.zeros(3, requires_grad=True), 0
+    ...     def score(self, rows, entropy=False):
+    ...         logp_V = self.logits_V.log_softmax(0)
+    ...         return Scores(logp_NT=logp_V[rows.inputs][:, None])
+    ...     def parameters(self):
+    ...         return {"logits": self.logits_V}
+    ...     def split(self, rows, limit, halvings=0):
+    ...         return by_cost([1] * len(rows), limit, halvings)
+    ...     def train(self): ...
+    ...     def eval(self): ...
+    >>> isinstance(Arms(), SequencePolicy)
+    True
+    """
 
     version: int
+    """Updates so far; the trainer counts."""
 
     def score(self, rows: Rollouts, entropy: bool = False) -> Scores: ...
     def parameters(self) -> Mapping[str, Array]: ...
@@ -94,19 +145,71 @@ class SequencePolicy(Protocol):
     def eval(self) -> Any: ...
 
 
+@runtime_checkable
 class Reference(Protocol):
-    """The policy the KL is measured to."""
+    """The policy the KL is measured to: it does not learn, and follows the policy only when it is told to.
+
+    `grpo.reference.FrozenActor(policy)` is one for any policy that can be copied. By hand:
+
+    >>> class Frozen:
+    ...     def __init__(self, policy):
+    ...         self.logits_V = policy.logits_V.detach().clone()
+    ...     def score(self, rows):
+    ...         return self.logits_V.log_softmax(0)[rows.inputs][:, None]
+    ...     def sync(self, policy, alpha):
+    ...         self.logits_V.lerp_(policy["logits"].detach(), alpha)  # α·policy + (1−α)·reference
+    ...     def parameters(self):
+    ...         return {"logits": self.logits_V}
+    >>> issubclass(Frozen, Reference)
+    True
+    """
 
     def score(self, rows: Rollouts) -> Array: ...
     def sync(self, policy: Mapping[str, Array], alpha: float) -> None: ...
     def parameters(self) -> Mapping[str, Array]: ...
 
 
+@runtime_checkable
 class RolloutSource(Protocol):
     """Where tries come from; may own environments, engines, learners.
 
-    Optional: `headline`, names of its metrics that a person wants to see first; `measures()`, numbers that depend on
-    the machine; `make_room()`, let go of memory that is kept between steps, and whether there was any.
+    All randomness comes from (seed, step, attempt), and `state` holds whatever else the next `collect` depends on.
+    Four pulls a start, the last arm pays:
+
+    >>> import torch
+    >>> from grpo.seeding import mixed
+    >>> class Pulls:
+    ...     def __init__(self, policy, seed=0):
+    ...         self.policy, self.seed, self.pulled = policy, seed, 0
+    ...     @torch.no_grad()
+    ...     def collect(self, request):
+    ...         starts = [0, 1] if request.starts is None else list(request.starts)
+    ...         seed = mixed(self.seed, request.step, request.attempt)
+    ...         p_V = self.policy.logits_V.softmax(0)
+    ...         draw = torch.Generator().manual_seed(seed)
+    ...         arm_N = torch.multinomial(p_V, 4 * len(starts), replacement=True, generator=draw)
+    ...         self.pulled += len(arm_N)
+    ...         rollouts = Rollouts(
+    ...             group_N=torch.arange(len(starts)).repeat_interleave(4),
+    ...             mask_NT=torch.ones(len(arm_N), 1, dtype=torch.bool),
+    ...             old_logp_NT=p_V.log()[arm_N][:, None],
+    ...             reward_N=(arm_N == len(p_V) - 1).float(),
+    ...             inputs=arm_N,
+    ...         )
+    ...         return Collected(rollouts, starts)
+    ...     def state(self):
+    ...         return State({"pulled": self.pulled}, {})
+    ...     def load_state(self, state):
+    ...         self.pulled = state.values["pulled"]
+    ...     def metrics(self):
+    ...         return {"pulled": float(self.pulled)}
+    ...     def show(self, rows):
+    ...         return [{"arm": arm} for arm in rows.inputs.tolist()]
+    ...     def close(self): ...
+    >>> issubclass(Pulls, RolloutSource)
+    True
+
+    What it may do besides stands in `grpo.capabilities`; `grpo.check(policy, source)` tries out what it must do.
     """
 
     def collect(self, request: CollectRequest) -> Collected: ...

@@ -41,7 +41,25 @@ class Scores:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """N trajectories of up to T decisions, frozen, checked once here. NumPy, PyTorch or JAX arrays, one kind."""
+    """N trajectories of up to T decisions, frozen, checked once here. NumPy, PyTorch or JAX arrays, one kind.
+
+    Two answers (N = 2) to one question, of up to three tokens (T = 3); the first ended after two, then padding::
+
+        row │ inputs │ group_N │ mask_NT │ old_logp_NT      │ reward_N
+         0  │ "4."   │    0    │  ■ ■ ·  │ −0.1  −0.7   0.0 │   1.0
+         1  │ "5!."  │    0    │  ■ ■ ■  │ −2.3  −1.2  −0.1 │   0.0
+
+    >>> import numpy as np
+    >>> rollouts = Rollouts(
+    ...     group_N=np.array([0, 0]),
+    ...     mask_NT=np.array([[True, True, False], [True, True, True]]),
+    ...     old_logp_NT=np.array([[-0.1, -0.7, 0.0], [-2.3, -1.2, -0.1]]),
+    ...     reward_N=np.array([1.0, 0.0]),
+    ...     inputs=["4.", "5!."],
+    ... )
+    >>> len(rollouts), int(rollouts.mask_NT.sum()), rollouts.select([1]).inputs
+    (2, 5, ['5!.'])
+    """
 
     group_N: Array
     """Which rows are tries from the same start: equal integers. Keyed by slot, never by the text of a prompt."""
