@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.moved import install
 
 if TYPE_CHECKING:
+    from grpo.checking import check
     from grpo.config import GRPOConfig
     from grpo.experience import Experience
     from grpo.feedback import PairwiseReward, RankedReward
@@ -34,6 +35,7 @@ __all__ = [
     "Recipe",
     "Rollouts",
     "StepReport",
+    "check",
     "recipe",
     "show",
 ]
@@ -49,6 +51,7 @@ _HOME = {
     "RECIPES": "grpo.recipes",
     "Recipe": "grpo.recipes",
     "Rollouts": "grpo.rollouts",
+    "check": "grpo.checking",
     "recipe": "grpo.recipes",
     "show": "grpo.view.launch",
 }

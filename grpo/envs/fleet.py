@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
@@ -63,6 +63,7 @@ class Snapshot:
     """The environment's own state, where it can be read and written; None: restored by playing the actions again."""
 
 
+@runtime_checkable
 class Fleet(Protocol):
     """Several copies of one environment."""
 
