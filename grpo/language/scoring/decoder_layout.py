@@ -17,7 +17,7 @@ ACTIVATIONS = {"silu": False, "swish": False, "gelu_pytorch_tanh": True}
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on the position alone."""
 KEEP = ("everything", "attention", "input")
-"""What a layer may keep of a pass for the way back: all that products give; that without gate and up; what it read."""
+"""What a layer may keep for the backward pass: all that products give; that without gate and up; what it read."""
 ODD = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """How a model says that it is not what it looks like."""
 
@@ -44,7 +44,7 @@ class Norm:
 
 
 @dataclass(frozen=True)
-class Parts:
+class LayerParts:
     """Of one layer; projections as they are found, perhaps wrapped by an adapter."""
 
     before: Norm
@@ -63,18 +63,18 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A causal model."""
+class DecoderLayout:
+    """A causal model of the common layout."""
 
     embedding: nn.Embedding
-    layers: tuple[Parts, ...]
+    layers: tuple[LayerParts, ...]
     norm: Norm
     head: nn.Module
     rotary: Any
     gelu: bool
 
     @classmethod
-    def of(cls, causal: Any) -> Layout:
+    def of(cls, causal: Any) -> DecoderLayout:
         """Raises Unsupported where it is another one."""
         body = getattr(causal, "model", None)
         if body is None or not has(body, {"embed_tokens", "layers", "norm", "rotary_emb"}):
@@ -100,7 +100,7 @@ class Layout:
         return cos[0, :, :half].float().contiguous(), sin[0, :, :half].float().contiguous()
 
 
-def _parts(layer: Any) -> Parts:
+def _parts(layer: Any) -> LayerParts:
     attention, mlp = layer.self_attn, layer.mlp
     if not has(layer, {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}):
         raise Unsupported("its layers are laid out in their own way")
@@ -113,7 +113,7 @@ def _parts(layer: Any) -> Parts:
         raise Unsupported("its heads have an odd width")
     if not getattr(attention, "use_rope", True):
         raise Unsupported("some of its layers do not rotate")
-    return Parts(
+    return LayerParts(
         Norm.of(layer.input_layernorm),
         attention.q_proj,
         attention.k_proj,

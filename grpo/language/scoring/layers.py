@@ -1,11 +1,13 @@
 """The body of a decoder of the common layout over one flat row of tokens, with a backward pass written by hand.
 
-    x ─ norm ─ q, k, v ─ turn ─ attend ─ out ─(+ x)─ norm ─ gate, up ─ act ─ down ─(+)─
+    x ─ norm ─ q, k, v ─ rope ─ attend ─ out ─(+ x)─ norm ─ gate, up ─ act ─ down ─(+)─
 
-A layer is one function for autograd: products by torch, `layer_kernels` between them. What is kept for the way back is
-the memory of training, so it can be chosen (`layout.KEEP`); norms and activations are always computed again, which
-costs one reading. Weights that are kept in a wider type are rounded before every pass into memory that stays. What goes
-from layer to layer is in the weights' own type, as in the module, and so are their gradients.
+A layer is one function for autograd: products by torch, `kernels.layers` between them. What is kept for the backward
+pass is the memory of training, so it can be chosen (`decoder_layout.KEEP`); norms and activations are always computed
+again, which costs one reading. Weights that are kept in a wider type are rounded before every pass into memory that
+stays. What goes from layer to layer is in the weights' own type, as in the module, and so are their gradients.
+
+Letters: L tokens of the row, M of them that are asked for, D width, C half a head, I and O a projection's sides.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from grpo.language.scoring import segments
-from grpo.language.scoring.decoder_layout import Layout, Norm, Parts, Unsupported
+from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm, Unsupported
 from grpo.language.scoring.head import added, product
-from grpo.language.scoring.kernels.layers import Norms, gate, gate_back, norm, norm_back, turn, turn_back
+from grpo.language.scoring.kernels.layers import Norms, gate, gate_backward, norm, norm_backward, rope, rope_backward
 from grpo.language.scoring.segments import Segments
 
 
@@ -73,7 +75,7 @@ class Packed:
         out = added(x_LD, y_LI, self.weight.t())
         return out if self.bias is None else out.add_(self.bias)
 
-    def back(self, grad_LO: Tensor, x_LD: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+    def backward(self, grad_LO: Tensor, x_LD: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
         """The parameters' gradients, in their own type."""
         sizes = [len(weight) for weight in self.weights]
         found: list[Tensor | None] = []
@@ -104,7 +106,7 @@ def _one_memory(parts: list[Tensor], dtype: torch.dtype) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class PassContext:
     """What all layers are told of a pass."""
 
     cos_LC: Tensor
@@ -116,7 +118,7 @@ class Row:
 class Block:
     """A layer: its projections, norms and sizes."""
 
-    def __init__(self, parts: Parts, gelu: bool, dtype: torch.dtype) -> None:
+    def __init__(self, parts: LayerParts, gelu: bool, dtype: torch.dtype) -> None:
         self.before, self.between, self.gelu, self.scale = parts.before, parts.between, gelu, parts.scale
         self.dtype = dtype
         self.qkv = Packed([parts.q, parts.k, parts.v], dtype)
@@ -140,23 +142,25 @@ class Block:
         """What projections read."""
         return norm(x_LD, how.weight.detach(), how.eps, self.dtype)
 
-    def attended(self, x_LD: Tensor, row: Row) -> tuple[Tensor, ...]:
+    def attention(self, x_LD: Tensor, context: PassContext) -> tuple[Tensor, ...]:
         """The projections, what attention finds, its log-sum-exps, then what its kernels leave."""
         qkv = self.qkv(self.normed(x_LD, self.before))
-        q, k, v = turn(qkv, self.heads, self.kv_heads, row.cos_LC, row.sin_LC, self.norms)
-        out, lse, (own, further) = segments.ahead(q, k, v, row.segments, self.scale)
+        q, k, v = rope(qkv, self.heads, self.kv_heads, context.cos_LC, context.sin_LC, self.norms)
+        out, lse, (own, further) = segments.forward(q, k, v, context.segments, self.scale)
         return qkv, out, lse, *own, *further
 
-    def attended_back(self, grad: Tensor, kept: Sequence[Tensor], row: Row) -> tuple[Tensor, list[Tensor | None]]:
+    def attention_backward(
+        self, grad: Tensor, kept: Sequence[Tensor], context: PassContext
+    ) -> tuple[Tensor, list[Tensor | None]]:
         """Gradients by the projections, and by the norms of queries and keys."""
         qkv, out, lse, *left = kept
-        q, k, v = turn(qkv, self.heads, self.kv_heads, row.cos_LC, row.sin_LC, self.norms)
-        whole = row.segments.prompt_tokens in (0, len(q))
+        q, k, v = rope(qkv, self.heads, self.kv_heads, context.cos_LC, context.sin_LC, self.norms)
+        whole = context.segments.prompt_tokens in (0, len(q))
         ours = len(left) if whole else len(left) // 2
-        grads = segments.back(
-            grad.view_as(out), q, k, v, out, lse, (left[:ours], left[ours:]), row.segments, self.scale
+        grads = segments.backward(
+            grad.view_as(out), q, k, v, out, lse, (left[:ours], left[ours:]), context.segments, self.scale
         )  # fmt: skip
-        d_qkv, *d_norms = turn_back(qkv, *grads, row.cos_LC, row.sin_LC, self.norms)
+        d_qkv, *d_norms = rope_backward(qkv, *grads, context.cos_LC, context.sin_LC, self.norms)
         return d_qkv, d_norms
 
     def both(self, middle_LD: Tensor) -> Tensor:
@@ -166,31 +170,31 @@ class Block:
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_LD: Tensor, block: Block, row: Row, *parameters: Tensor) -> Tensor:
-        attended = block.attended(x_LD, row)
+    def forward(ctx: Any, x_LD: Tensor, block: Block, context: PassContext, *parameters: Tensor) -> Tensor:
+        attended = block.attention(x_LD, context)
         middle_LD = block.out.onto(x_LD, attended[1].flatten(1))
         both = block.both(middle_LD)
         kept: list[Tensor] = [x_LD]
-        if row.keep != "input":
+        if context.keep != "input":
             kept += [middle_LD, *attended]
-        if row.keep == "everything":
+        if context.keep == "everything":
             kept += [both]
         ctx.save_for_backward(*kept)
-        ctx.block, ctx.row = block, row
+        ctx.block, ctx.context = block, context
         return block.down.onto(middle_LD, gate(both, block.gelu))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_LD: Tensor) -> tuple[Tensor | None, ...]:
-        block, row, needed = ctx.block, ctx.row, list(ctx.needs_input_grad[3:])
+        block, context, needed = ctx.block, ctx.context, list(ctx.needs_input_grad[3:])
         x_LD, *kept = ctx.saved_tensors
         grad_LD = grad_LD.contiguous()
-        if row.keep == "input":
-            attended = block.attended(x_LD, row)
+        if context.keep == "input":
+            attended = block.attention(x_LD, context)
             middle_LD = block.out.onto(x_LD, attended[1].flatten(1))
         else:
             middle_LD, *attended = kept
-        both = attended.pop() if row.keep == "everything" else block.both(middle_LD)
+        both = attended.pop() if context.keep == "everything" else block.both(middle_LD)
 
         norms = 4 if block.qk_norms else 2
         sizes = [len(packed.parameters) for packed in block.projections]
@@ -199,18 +203,18 @@ class _Layer(torch.autograd.Function):
         )
 
         low_LD = grad_LD.to(block.dtype)
-        act, d_both = gate_back(low_LD @ block.down.weight, both, block.gelu)
-        d_down = block.down.back(low_LD, act, of_down)
+        act, d_both = gate_backward(low_LD @ block.down.weight, both, block.gelu)
+        d_down = block.down.backward(low_LD, act, of_down)
         del act, both
-        d_gate_up = block.gate_up.back(d_both, block.normed(middle_LD, block.between), of_both)
+        d_gate_up = block.gate_up.backward(d_both, block.normed(middle_LD, block.between), of_both)
         into = d_both @ block.gate_up.weight
-        grad_LD, low_LD, d_between = norm_back(into, middle_LD, block.between.weight, block.between.eps, grad_LD)
+        grad_LD, low_LD, d_between = norm_backward(into, middle_LD, block.between.weight, block.between.eps, grad_LD)
         del d_both, into
-        d_out = block.out.back(low_LD, attended[1].flatten(1), of_out)
-        d_qkv, d_norms = block.attended_back(low_LD @ block.out.weight, attended, row)
-        d_projections = block.qkv.back(d_qkv, block.normed(x_LD, block.before), of_qkv)
+        d_out = block.out.backward(low_LD, attended[1].flatten(1), of_out)
+        d_qkv, d_norms = block.attention_backward(low_LD @ block.out.weight, attended, context)
+        d_projections = block.qkv.backward(d_qkv, block.normed(x_LD, block.before), of_qkv)
         into = d_qkv @ block.qkv.weight
-        grad_LD, _, d_before = norm_back(into, x_LD, block.before.weight, block.before.eps, grad_LD)
+        grad_LD, _, d_before = norm_backward(into, x_LD, block.before.weight, block.before.eps, grad_LD)
         of_norms = [d_before, d_between, *(d_norms if block.qk_norms else ())]
         typed = [
             g.to(p.dtype) if want else None for g, p, want in zip(of_norms, block.parameters, needed, strict=False)
@@ -229,7 +233,7 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_LD: Tensor) -> tuple[Tensor, Tensor, None]:
         x_LD, weight_D = ctx.saved_tensors
-        d_x, _, d_weight = norm_back(grad_LD.contiguous(), x_LD, weight_D, ctx.eps)
+        d_x, _, d_weight = norm_backward(grad_LD.contiguous(), x_LD, weight_D, ctx.eps)
         return d_x, d_weight.to(weight_D.dtype), None
 
 
@@ -237,7 +241,7 @@ class Layers:
     """A causal model's body: token ids to what its head reads."""
 
     def __init__(self, causal: Any, dtype: torch.dtype) -> None:
-        self._layout, self.dtype = Layout.of(causal), dtype
+        self._layout, self.dtype = DecoderLayout.of(causal), dtype
         self.blocks = [Block(parts, self._layout.gelu, dtype) for parts in self._layout.layers]
 
     def __call__(self, ids_L: Tensor, position_L: Tensor, where: Segments, at_M: Tensor, keep: str) -> Tensor:
@@ -246,17 +250,17 @@ class Layers:
         if copies:
             to, of = zip(*copies, strict=True)
             torch._foreach_copy_(list(to), list(of))
-        row = Row(*self._layout.rotations(position_L), where, keep)
+        context = PassContext(*self._layout.rotations(position_L), where, keep)
         x_LD = self._layout.embedding(ids_L)
         layer: Any = _Layer.apply
         for block in self.blocks:
-            x_LD = layer(x_LD, block, row, *block.parameters)
+            x_LD = layer(x_LD, block, context, *block.parameters)
         last, apply = self._layout.norm, _Norm.apply
         found: Tensor = apply(x_LD[at_M], last.weight, last.eps)  # type: ignore[no-untyped-call]
         return found
 
     def kept_bytes(self, keep: str) -> int:
-        """Of each token of a pass, until the way back has come by."""
+        """Of each token of a pass, until the backward pass has come by."""
         total, wide = 0, self._layout.embedding.weight.element_size()
         for block in self.blocks:
             width, inner = block.down.weights[0].shape
@@ -269,7 +273,7 @@ class Layers:
         return total
 
     def passing_bytes(self) -> int:
-        """Of each token, what one layer's way back takes for a while."""
+        """Of each token, what one layer's backward pass takes for a while."""
         block = self.blocks[0]
         width, inner = block.down.weights[0].shape
         return (5 * inner + 10 * width + 2 * sum(len(weight) for weight in block.qkv.weights)) * self.dtype.itemsize

@@ -22,8 +22,8 @@ from grpo.language.scoring.segments import Segments
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A batch for the module; M sampled tokens in all."""
+class PackedBatch:
+    """What the module reads, and where in its output each sampled token was predicted."""
 
     input_ids: Tensor
     position_ids: Tensor
@@ -39,7 +39,7 @@ class Layout:
     """Of the one row, where its attention is told by ranges."""
 
 
-def lay_out(samples: Sequence[Sample], steps: int, how: str, pad: int, device: torch.device) -> Layout:
+def pack(samples: Sequence[Sample], steps: int, how: str, pad: int, device: torch.device) -> PackedBatch:
     """Prompt and completion of each row; `steps` is T."""
     if how == "shared":
         return _shared(samples, steps, pad, device)
@@ -65,7 +65,7 @@ def lay_out(samples: Sequence[Sample], steps: int, how: str, pad: int, device: t
     return _on(device, ids_NL, position_NL, at, target, cell)
 
 
-def _shared(samples: Sequence[Sample], steps: int, pad: int, device: torch.device) -> Layout:
+def _shared(samples: Sequence[Sample], steps: int, pad: int, device: torch.device) -> PackedBatch:
     """A row a prompt; segment 0 is the prompt, k its k-th completion, −1 padding."""
     blocks = list(by_prompt(samples).values())
     ids, positions, segments = [], [], []
@@ -98,7 +98,7 @@ def _shared(samples: Sequence[Sample], steps: int, pad: int, device: torch.devic
     return replace(_on(device, ids_BL, position_BL, at, target, cell), sees=sees.to(device))
 
 
-def _segments(samples: Sequence[Sample], steps: int, device: torch.device) -> Layout:
+def _segments(samples: Sequence[Sample], steps: int, device: torch.device) -> PackedBatch:
     """All prompts, then their completions in the same order."""
     blocks = list(by_prompt(samples).values())
     prompts = [torch.as_tensor(samples[block[0]].prompt.ids, dtype=torch.int64) for block in blocks]
@@ -129,8 +129,8 @@ def _on(
     at: Sequence[Tensor],
     target: Sequence[Tensor],
     cell: Sequence[Tensor],
-) -> Layout:
-    return Layout(
+) -> PackedBatch:
+    return PackedBatch(
         ids_BL.to(device),
         position_BL.to(device),
         torch.cat(list(at)).to(device),

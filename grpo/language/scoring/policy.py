@@ -22,7 +22,7 @@ from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring import segments
 from grpo.language.scoring.decoder_layout import KEEP, Unsupported
 from grpo.language.scoring.head import fuses, log_probs
-from grpo.language.scoring.packing import fill, lay_out
+from grpo.language.scoring.packing import fill, pack
 from grpo.rollouts import Rollouts, Scores
 
 TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
@@ -80,25 +80,29 @@ class Scorer:
 
     def __call__(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
         """(N, T) of the tokens that were sampled, 0 elsewhere."""
-        laid = lay_out(samples, steps, self.packing, self.pad, self.device)
-        arguments: dict[str, Any] = {"input_ids": laid.input_ids, "position_ids": laid.position_ids, "use_cache": False}
-        if laid.sees is not None:
-            arguments["attention_mask"] = self._mask(laid.sees)
-        if laid.segments is not None:
-            arguments |= segments.arguments(laid.segments)
+        batch = pack(samples, steps, self.packing, self.pad, self.device)
+        arguments: dict[str, Any] = {
+            "input_ids": batch.input_ids,
+            "position_ids": batch.position_ids,
+            "use_cache": False,
+        }
+        if batch.sees is not None:
+            arguments["attention_mask"] = self._mask(batch.sees)
+        if batch.segments is not None:
+            arguments |= segments.arguments(batch.segments)
         if self._whole:
-            out_LV = self._causal(**arguments).logits.flatten(0, 1)[laid.at_M]
-            logp_M, entropy_M = self._of_logits(out_LV, laid.target_M, entropy)
+            out_LV = self._causal(**arguments).logits.flatten(0, 1)[batch.at_M]
+            logp_M, entropy_M = self._of_logits(out_LV, batch.target_M, entropy)
         else:
-            if self._layers is not None and laid.segments is not None:
-                keep = self._keeps(laid.input_ids.shape[1])
-                hidden_MD = self._layers(laid.input_ids[0], laid.position_ids[0], laid.segments, laid.at_M, keep)
+            if self._layers is not None and batch.segments is not None:
+                keep = self._keeps(batch.input_ids.shape[1])
+                hidden_MD = self._layers(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)
             else:
-                hidden_MD = self.body(**arguments).last_hidden_state.flatten(0, 1)[laid.at_M]
-            logp_M, entropy_M = self._tiled(hidden_MD, laid.target_M, entropy)
+                hidden_MD = self.body(**arguments).last_hidden_state.flatten(0, 1)[batch.at_M]
+            logp_M, entropy_M = self._tiled(hidden_MD, batch.target_M, entropy)
         shape = (len(samples), steps)
         return Scores(
-            _scattered(logp_M, laid.cell_M, shape), _scattered(entropy_M, laid.cell_M, shape) if entropy else None
+            _scattered(logp_M, batch.cell_M, shape), _scattered(entropy_M, batch.cell_M, shape) if entropy else None
         )
 
     def in_parts(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:

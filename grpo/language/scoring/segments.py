@@ -24,7 +24,7 @@ INTERFACE = "grpo_segments"
 
 
 @dataclass(frozen=True)
-class Ranges:
+class TokenRanges:
     """Consecutive ranges of tokens: where each begins, and where the last one ends."""
 
     starts: Tensor
@@ -32,7 +32,7 @@ class Ranges:
     longest: int
 
     @classmethod
-    def of(cls, lengths: Sequence[int], device: torch.device) -> Ranges:
+    def of(cls, lengths: Sequence[int], device: torch.device) -> TokenRanges:
         """Of these lengths."""
         starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return cls(starts.to(device), max(lengths, default=0))
@@ -42,10 +42,10 @@ class Ranges:
 class Segments:
     """What attends to what."""
 
-    each: Ranges
+    each: TokenRanges
     """All prompts, then all completions."""
-    prompts: Ranges
-    groups: Ranges
+    prompts: TokenRanges
+    groups: TokenRanges
     """The completions of each prompt, counted from the first of all completions."""
     prompt_tokens: int
 
@@ -54,9 +54,9 @@ class Segments:
         """Of prompts of these lengths, and their completions'."""
         flat = [length for group in completions for length in group]
         return cls(
-            Ranges.of([*prompts, *flat], device),
-            Ranges.of(prompts, device),
-            Ranges.of([sum(group) for group in completions], device),
+            TokenRanges.of([*prompts, *flat], device),
+            TokenRanges.of(prompts, device),
+            TokenRanges.of([sum(group) for group in completions], device),
             sum(prompts),
         )
 
@@ -64,17 +64,17 @@ class Segments:
 # --- the flash kernel that torch carries ----------------------------------------------------------------------------
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, at_q: Ranges, at_k: Ranges, causal: bool, scale: float
+def _flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, at_q: TokenRanges, at_k: TokenRanges, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-    """(L, heads, width) what is found, (heads, L) log-sum-exps, and what the way back needs."""
+    """(L, heads, width) what is found, (heads, L) log-sum-exps, and what the backward pass needs."""
     out, lse, *random, _ = torch.ops.aten._flash_attention_forward(
         q, k, v, at_q.starts, at_k.starts, at_q.longest, at_k.longest, 0.0, causal, False, scale=scale
     )
     return out, lse, random
 
 
-def _backward(
+def _flash_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -82,8 +82,8 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     random: Sequence[Tensor],
-    at_q: Ranges,
-    at_k: Ranges,
+    at_q: TokenRanges,
+    at_k: TokenRanges,
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,22 +93,22 @@ def _backward(
     return grads
 
 
-def ahead(
+def forward(
     q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, tuple[Sequence[Tensor], Sequence[Tensor]]]:
-    """(L, heads, width) what is found, (heads, L) log-sum-exps, and what each kernel call leaves for the way back."""
+    """(L, heads, width) what is found, (heads, L) log-sum-exps, and what each call leaves for the backward pass."""
     own, n = segments.each, segments.prompt_tokens
-    out, lse, random = _forward(q, k, v, own, own, True, scale)
+    out, lse, random = _flash_forward(q, k, v, own, own, True, scale)
     if not n or n == len(q):
         return out, lse, (random, ())
-    seen, seen_lse, further = _forward(q[n:], k[:n], v[:n], segments.groups, segments.prompts, False, scale)
+    seen, seen_lse, further = _flash_forward(q[n:], k[:n], v[:n], segments.groups, segments.prompts, False, scale)
     whole = torch.logaddexp(lse[:, n:], seen_lse)
     share, seen_share = ((part - whole).exp().t()[..., None] for part in (lse[:, n:], seen_lse))
     merged = out[n:] * share + seen * seen_share
     return torch.cat([out[:n], merged.to(out.dtype)]), torch.cat([lse[:, :n], whole], 1), (random, further)
 
 
-def back(
+def backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -121,10 +121,10 @@ def back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by q, k and v."""
     (random, further), own, n = left, segments.each, segments.prompt_tokens
-    dq, dk, dv = _backward(grad, q, k, v, out, lse, random, own, own, True, scale)
+    dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, random, own, own, True, scale)
     if further:
         rest = (grad[n:], q[n:], k[:n], v[:n], out[n:], lse[:, n:].contiguous(), further)
-        more_q, more_k, more_v = _backward(*rest, segments.groups, segments.prompts, False, scale)
+        more_q, more_k, more_v = _flash_backward(*rest, segments.groups, segments.prompts, False, scale)
         dq[n:] += more_q
         dk[:n] += more_k
         dv[:n] += more_v
@@ -134,7 +134,7 @@ def back(
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
-        out, lse, (random, further) = ahead(q, k, v, segments, scale)
+        out, lse, (random, further) = forward(q, k, v, segments, scale)
         ctx.save_for_backward(q, k, v, out, lse, *random, *further)
         ctx.segments, ctx.scale, ctx.ours = segments, scale, len(random)
         return out
@@ -143,7 +143,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, k, v, out, lse, *random = ctx.saved_tensors
         left = random[: ctx.ours], random[ctx.ours :]
-        return *back(grad.contiguous(), q, k, v, out, lse, left, ctx.segments, ctx.scale), None, None
+        return *backward(grad.contiguous(), q, k, v, out, lse, left, ctx.segments, ctx.scale), None, None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:

@@ -20,7 +20,7 @@ TYPES = {
 }  # fmt: skip
 HEADS = {"KV_HEADS": 8, "HD": 128, "HALF_P": 64, "BLOCK_SIZE": 32}
 ATTENTION = HEADS | {"GROUP": 2, "TILE": 64, "ROPE": True, "NORM": True}
-TURNED = {"HEADS": 9, "KV_HEADS": 3, "HD": 64, "HALF": 32, "HEADS_P": 16, "KV_HEADS_P": 4, "HALF_P": 32}
+ROPE = {"HEADS": 9, "KV_HEADS": 3, "HD": 64, "HALF": 32, "HEADS_P": 16, "KV_HEADS_P": 4, "HALF_P": 32}
 PLAIN, ODD = {"SOFTCAP": False, "WINDOW": False}, {"SOFTCAP": True, "WINDOW": True}
 CASES = [
     (kernels._attend, ATTENTION | PLAIN | {"GROUP_P": 16, "SPLITS": 1, "SHARED": 0, "EXACT": False}),
@@ -32,10 +32,10 @@ CASES = [
     (kernels._add_norm, {"D": 576, "D_P": 1024, "DELTA": True}),
     (layer_kernels._gate, {"BLOCK": 1024, "GELU": False, "BACK": False}),
     (layer_kernels._norm, {"D": 576, "D_P": 1024}),
-    (layer_kernels._norm_back, {"D": 2048, "D_P": 2048, "AROUND": True}),
-    (layer_kernels._turn, TURNED | {"NORM": True}),
-    (layer_kernels._turn_back, TURNED | {"NORM": True, "V_P": 1024}),
-    (layer_kernels._turn_back, TURNED | {"NORM": False, "V_P": 1024}),
+    (layer_kernels._norm_backward, {"D": 2048, "D_P": 2048, "AROUND": True}),
+    (layer_kernels._rope, ROPE | {"NORM": True}),
+    (layer_kernels._rope_backward, ROPE | {"NORM": True, "V_P": 1024}),
+    (layer_kernels._rope_backward, ROPE | {"NORM": False, "V_P": 1024}),
     (layer_kernels._gate, {"BLOCK": 1024, "GELU": True, "BACK": True}),
     (sampler._floors, {"BLOCK": 2048, "PENALTY": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}),
     (sampler._summaries, {"BLOCK": 2048, "PENALTY": True, "FLOOR": True}),

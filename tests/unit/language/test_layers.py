@@ -9,7 +9,7 @@ from grpo.language.scoring import segments
 from grpo.language.scoring.decoder_layout import KEEP, Unsupported
 from grpo.language.scoring.kernels import layers as kernels
 from grpo.language.scoring.layers import Layers, _one_memory
-from grpo.language.scoring.packing import lay_out
+from grpo.language.scoring.packing import pack
 from grpo.language.scoring.policy import Scorer
 from tests.unit.language.families import FUSED, family
 from tests.unit.language.test_segments import plain_backward, plain_forward, samples
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
     monkeypatch.setattr(kernels, "PROGRAMS", 3)
-    monkeypatch.setattr(segments, "_forward", plain_forward)
-    monkeypatch.setattr(segments, "_backward", plain_backward)
+    monkeypatch.setattr(segments, "_flash_forward", plain_forward)
+    monkeypatch.setattr(segments, "_flash_backward", plain_backward)
 
 
 def by_the_module(model, rows, steps=7):
@@ -34,12 +34,12 @@ def by_the_module(model, rows, steps=7):
 
 def by_hand(model, rows, keep, steps=7, dtype=torch.float32):
     scorer = Scorer(model, 0.7, "padded")
-    laid = lay_out(rows, steps, "segments", 0, torch.device("cpu"))
+    batch = pack(rows, steps, "segments", 0, torch.device("cpu"))
     layers = Layers(model, dtype)
-    hidden = layers(laid.input_ids[0], laid.position_ids[0], laid.segments, laid.at_M, keep)
-    logp_M, entropy_M = scorer._tiled(hidden, laid.target_M, True)
+    hidden = layers(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)
+    logp_M, entropy_M = scorer._tiled(hidden, batch.target_M, True)
     (logp_M.sum() + 0.1 * entropy_M.sum()).backward()
-    found = torch.zeros(len(rows) * steps).scatter(0, laid.cell_M, logp_M.detach()).view(len(rows), steps)
+    found = torch.zeros(len(rows) * steps).scatter(0, batch.cell_M, logp_M.detach()).view(len(rows), steps)
     return found, gradients(model)
 
 
@@ -97,7 +97,7 @@ def test_less_is_kept_when_asked():
     model, rows = tiny_model(), samples()
     held = []
     for keep in KEEP:
-        laid = lay_out(rows, 7, "segments", 0, torch.device("cpu"))
+        batch = pack(rows, 7, "segments", 0, torch.device("cpu"))
         seen: dict[int, int] = {}
 
         def note(x, seen=seen):
@@ -105,7 +105,7 @@ def test_less_is_kept_when_asked():
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-            Layers(model, torch.float32)(laid.input_ids[0], laid.position_ids[0], laid.segments, laid.at_M, keep)
+            Layers(model, torch.float32)(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)
         held.append(sum(seen.values()))
     assert held == sorted(held, reverse=True) and held[0] > 2 * held[2]
 
@@ -120,9 +120,9 @@ def test_weights_that_are_frozen_get_no_gradient():
 
 def test_the_weights_of_now_are_computed_with():
     model, rows = tiny_model(), samples()
-    laid = lay_out(rows, 7, "segments", 0, torch.device("cpu"))
+    batch = pack(rows, 7, "segments", 0, torch.device("cpu"))
     layers = Layers(model, torch.float32)
-    where = laid.input_ids[0], laid.position_ids[0], laid.segments, laid.at_M, "input"
+    where = batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, "input"
     with torch.no_grad():
         before = layers(*where)
         model.model.layers[0].mlp.gate_proj.weight.mul_(0.5)
@@ -163,6 +163,6 @@ def test_the_gate_s_slopes_are_those_of_autograd():
     ):
         x = both.clone().requires_grad_()
         out = act(x[:, :20]) * x[:, 20:]
-        again, back = kernels.gate_back(grad.float(), both.float(), gelu)
+        again, back = kernels.gate_backward(grad.float(), both.float(), gelu)
         assert torch.allclose(again.double(), out, atol=1e-5)
         assert torch.allclose(back.double(), torch.autograd.grad(out, x, grad)[0], atol=1e-5)

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, Cohere2Config, Gemma2Config, GPT2
 
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring import policy as policy_module
-from grpo.language.scoring.packing import fill, lay_out
+from grpo.language.scoring.packing import fill, pack
 from grpo.language.scoring.policy import LanguagePolicy, Scorer, without_dropout
 from tests.unit.language.tiny import tiny_model
 
@@ -153,7 +153,7 @@ def test_parts_stay_within_the_budget_padding_included():
 
 def test_a_prompt_that_is_shared_is_computed_once():
     rows = samples(6)
-    shared, padded = (lay_out(rows, 12, how, 0, torch.device("cpu")) for how in ("shared", "padded"))
+    shared, padded = (pack(rows, 12, how, 0, torch.device("cpu")) for how in ("shared", "padded"))
     assert shared.input_ids.shape[0] == 3 and padded.input_ids.shape[0] == 6
     assert Scorer(tiny_model(), 1.0).packing == "shared"
     assert Scorer(AutoModelForCausalLM.from_config(CONFIGS[2]), 1.0).packing == "padded"  # a sliding window

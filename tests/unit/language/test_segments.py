@@ -8,7 +8,7 @@ import torch
 from grpo.config import ConfigError
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring import segments
-from grpo.language.scoring.packing import fill, lay_out
+from grpo.language.scoring.packing import fill, pack
 from grpo.language.scoring.policy import Scorer
 from grpo.language.scoring.segments import Segments, attend
 from tests.unit.language.families import family
@@ -64,8 +64,8 @@ def plain_backward(grad, q, k, v, out, lse, random, at_q, at_k, causal, scale):
 
 @pytest.fixture
 def plain(monkeypatch):
-    monkeypatch.setattr(segments, "_forward", plain_forward)
-    monkeypatch.setattr(segments, "_backward", plain_backward)
+    monkeypatch.setattr(segments, "_flash_forward", plain_forward)
+    monkeypatch.setattr(segments, "_flash_backward", plain_backward)
 
 
 def samples():
@@ -123,14 +123,14 @@ def test_log_probs_and_gradients_are_those_of_rows_by_themselves(plain, name, ch
 
 def test_it_is_one_row_without_padding_and_every_prompt_once():
     rows = samples()
-    laid = lay_out(rows, 7, "segments", 0, torch.device("cpu"))
-    assert laid.input_ids.shape == (1, 5 + 1 + 9 + 28) and laid.segments.prompt_tokens == 15
-    assert laid.segments.each.starts.tolist()[:4] == [0, 5, 6, 15]
-    assert laid.segments.groups.starts.tolist() == [0, 10, 19, 28]
+    batch = pack(rows, 7, "segments", 0, torch.device("cpu"))
+    assert batch.input_ids.shape == (1, 5 + 1 + 9 + 28) and batch.segments.prompt_tokens == 15
+    assert batch.segments.each.starts.tolist()[:4] == [0, 5, 6, 15]
+    assert batch.segments.groups.starts.tolist() == [0, 10, 19, 28]
     parts = fill(rows, 24, "segments")
     assert sorted(row for part in parts for row in part) == list(range(7))
     for part in parts:
-        assert lay_out([rows[row] for row in part], 7, "segments", 0, torch.device("cpu")).input_ids.shape[1] <= 24
+        assert pack([rows[row] for row in part], 7, "segments", 0, torch.device("cpu")).input_ids.shape[1] <= 24
 
 
 def test_where_it_cannot_be_it_is_refused_and_not_chosen():

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from grpo.errors import line
 from grpo.language.engines.cuda_graphs.blocks import BLOCK_SIZE, BlockManager
 from grpo.language.engines.cuda_graphs.kernels import Attention, add_norm, attend, rope_and_store
-from grpo.language.scoring.decoder_layout import ODD, Layout, Norm, Parts, Unsupported, hooked
+from grpo.language.scoring.decoder_layout import ODD, DecoderLayout, LayerParts, Norm, Unsupported, hooked
 from grpo.language.scoring.head import product, wide
 from grpo.language.scoring.kernels.layers import gate
 
@@ -355,7 +355,7 @@ class FusedDecoder:
 
     def __init__(self, module: ModuleDecoder, positions: int) -> None:
         model: Any = module.model.get_base_model() if hasattr(module.model, "get_base_model") else module.model
-        layout = Layout.of(model)
+        layout = DecoderLayout.of(model)
         self.gelu, self.dtype, self.vocabulary = layout.gelu, module.dtype, module.vocabulary
         self.layers: Sequence[Attention] = module.layers
         self.embedding = layout.embedding.weight.data
@@ -365,7 +365,7 @@ class FusedDecoder:
         self.cos, self.sin = layout.rotations(torch.arange(positions, device=self.embedding.device))
         self.refresh()
 
-    def _layer(self, parts: Parts, how: Attention) -> Layer:
+    def _layer(self, parts: LayerParts, how: Attention) -> Layer:
         norms = None
         if parts.q_norm is not None and parts.k_norm is not None:
             norms = parts.q_norm.weight.data, parts.k_norm.weight.data, parts.q_norm.eps

@@ -1,8 +1,8 @@
-"""The Triton kernels between the products of a layer, forward and back; sums are in float32, what is kept is not.
+"""The Triton kernels between the products of a layer, forward and backward; sums are in float32, what is kept is not.
 
-    norm, norm_back         RMSNorm; back: with the gradient that goes around it, and the weight's
-    turn, turn_back         queries and keys of packed projections: normed where the model does that, rotated
-    gate, gate_back         act(gate) · up; back: that once more, for the weight behind it, with both gradients
+    norm, norm_backward     RMSNorm; backward: with the gradient that goes around it, and the weight's
+    rope, rope_backward     queries and keys of packed projections: normed where the model does that, rotated
+    gate, gate_backward     act(gate) · up; backward: that once more, for the weight behind it, with both gradients
 
 A program takes many rows where it adds up a weight's gradient, so that few partial sums are written down.
 """
@@ -50,7 +50,7 @@ def norm(x_LD: Tensor, weight_D: Tensor, eps: float, dtype: torch.dtype) -> Tens
 
 
 @triton.jit
-def _norm_back(
+def _norm_backward(
     grad_ptr, x_ptr, weight_ptr, around_ptr, out_ptr, low_ptr, sums_ptr, eps, rows,
     D: tl.constexpr, D_P: tl.constexpr, AROUND: tl.constexpr, LOW: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def _norm_back(
     tl.store(sums_ptr + program * D + d, total, mask=in_d)
 
 
-def norm_back(
+def norm_backward(
     grad_LD: Tensor, x_LD: Tensor, weight_D: Tensor, eps: float, around_LD: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by x, with what went around the norm added: in x's type and in grad's; and by the weight (float32)."""
@@ -84,14 +84,14 @@ def norm_back(
     programs, wide = min(PROGRAMS, rows), _power(size)
     out_LD, sums_PD = torch.empty_like(x_LD), torch.empty(programs, size, dtype=torch.float32, device=x_LD.device)
     low_LD = out_LD if grad_LD.dtype == x_LD.dtype else torch.empty_like(grad_LD)
-    _norm_back[(programs,)](
+    _norm_backward[(programs,)](
         grad_LD, x_LD, weight_D, x_LD if around_LD is None else around_LD, out_LD, low_LD, sums_PD, eps, rows,
         D=size, D_P=wide, AROUND=around_LD is not None, LOW=low_LD is not out_LD, num_warps=_warps(wide),
     )  # fmt: skip
     return out_LD, low_LD, sums_PD.sum(0)
 
 
-# --- rotation -------------------------------------------------------------------------------------------------------
+# --- rotary embeddings ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def _half_norm(x1, x2, eps, HD: tl.constexpr):
 
 
 @triton.jit
-def _turn_heads(
+def _rope_heads(
     from_ptr, to_ptr, w1, w2, c, s, eps, heads,
     HD: tl.constexpr, HALF: tl.constexpr, HEADS_P: tl.constexpr, HALF_P: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +127,7 @@ def _halves(ptr, d, HALF: tl.constexpr):
 
 
 @triton.jit
-def _turn(
+def _rope(
     qkv_ptr, q_ptr, k_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HD: tl.constexpr, HALF: tl.constexpr,
     HEADS_P: tl.constexpr, KV_HEADS_P: tl.constexpr, HALF_P: tl.constexpr, NORM: tl.constexpr,
@@ -141,13 +141,13 @@ def _turn(
         q1, q2 = _halves(q_norm_ptr, d, HALF)
         k1, k2 = _halves(k_norm_ptr, d, HALF)
     here = qkv_ptr + row * (HEADS + 2 * KV_HEADS) * HD
-    _turn_heads(here, q_ptr + row * HEADS * HD, q1, q2, c, s, eps, HEADS, HD, HALF, HEADS_P, HALF_P, NORM)
+    _rope_heads(here, q_ptr + row * HEADS * HD, q1, q2, c, s, eps, HEADS, HD, HALF, HEADS_P, HALF_P, NORM)
     there = k_ptr + row * KV_HEADS * HD
-    _turn_heads(here + HEADS * HD, there, k1, k2, c, s, eps, KV_HEADS, HD, HALF, KV_HEADS_P, HALF_P, NORM)
+    _rope_heads(here + HEADS * HD, there, k1, k2, c, s, eps, KV_HEADS, HD, HALF, KV_HEADS_P, HALF_P, NORM)
 
 
 @triton.jit
-def _turn_heads_back(
+def _rope_heads_backward(
     from_ptr, grad_ptr, to_ptr, w1, w2, c, s, eps, heads,
     HD: tl.constexpr, HALF: tl.constexpr, HEADS_P: tl.constexpr, HALF_P: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +175,7 @@ def _turn_heads_back(
 
 
 @triton.jit
-def _turn_back(
+def _rope_backward(
     qkv_ptr, dq_ptr, dk_ptr, dv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, out_ptr, sums_ptr, eps, rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HD: tl.constexpr, HALF: tl.constexpr, V_P: tl.constexpr,
     HEADS_P: tl.constexpr, KV_HEADS_P: tl.constexpr, HALF_P: tl.constexpr, NORM: tl.constexpr,
@@ -196,13 +196,13 @@ def _turn_back(
         c = tl.load(cos_ptr + row * HALF + d, mask=in_d, other=0.0)
         s = tl.load(sin_ptr + row * HALF + d, mask=in_d, other=0.0)
         first = row * (HEADS + 2 * KV_HEADS) * HD
-        a, b = _turn_heads_back(
+        a, b = _rope_heads_backward(
             qkv_ptr + first, dq_ptr + row * HEADS * HD, out_ptr + first, q1, q2, c, s, eps, HEADS,
             HD, HALF, HEADS_P, HALF_P, NORM,
         )  # fmt: skip
         sq1, sq2 = sq1 + a, sq2 + b
         first += HEADS * HD
-        a, b = _turn_heads_back(
+        a, b = _rope_heads_backward(
             qkv_ptr + first, dk_ptr + row * KV_HEADS * HD, out_ptr + first, k1, k2, c, s, eps, KV_HEADS,
             HD, HALF, KV_HEADS_P, HALF_P, NORM,
         )  # fmt: skip
@@ -230,7 +230,7 @@ def _sizes(heads: int, kv_heads: int, head_dim: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-def turn(
+def rope(
     qkv_LO: Tensor, heads: int, kv_heads: int, cos_LC: Tensor, sin_LC: Tensor, norms: Norms | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(L, heads, width) queries, keys and values; the values are a view."""
@@ -238,11 +238,11 @@ def turn(
     q, k = qkv_LO.new_empty(rows, heads, width), qkv_LO.new_empty(rows, kv_heads, width)
     q_norm, k_norm, eps = (cos_LC, cos_LC, 0.0) if norms is None else norms
     sizes = _sizes(heads, kv_heads, width)
-    _turn[(rows,)](qkv_LO, q, k, q_norm, k_norm, cos_LC, sin_LC, eps, **sizes, NORM=norms is not None, num_warps=4)
+    _rope[(rows,)](qkv_LO, q, k, q_norm, k_norm, cos_LC, sin_LC, eps, **sizes, NORM=norms is not None, num_warps=4)
     return q, k, qkv_LO[:, (heads + kv_heads) * width :].view(rows, kv_heads, width)
 
 
-def turn_back(
+def rope_backward(
     qkv_LO: Tensor, dq: Tensor, dk: Tensor, dv: Tensor, cos_LC: Tensor, sin_LC: Tensor, norms: Norms | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients by the packed projections, and by the norms' weights (float32)."""
@@ -251,7 +251,7 @@ def turn_back(
     out_LO = torch.empty_like(qkv_LO)
     sums_P2C = torch.empty(programs, 2, width, dtype=torch.float32, device=dq.device)
     q_norm, k_norm, eps = (cos_LC, cos_LC, 0.0) if norms is None else norms
-    _turn_back[(programs,)](
+    _rope_backward[(programs,)](
         qkv_LO, dq.contiguous(), dk.contiguous(), dv.contiguous(), q_norm, k_norm, cos_LC, sin_LC, out_LO, sums_P2C,
         eps, rows, **_sizes(heads, kv_heads, width), V_P=triton.next_power_of_2(kv_heads * width),
         NORM=norms is not None, num_warps=4,
@@ -302,7 +302,7 @@ def gate(both_LI: Tensor, gelu: bool) -> Tensor:
     return _gated(both_LI, None, gelu)[0]
 
 
-def gate_back(grad_LI: Tensor, both_LI: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
+def gate_backward(grad_LI: Tensor, both_LI: Tensor, gelu: bool) -> tuple[Tensor, Tensor]:
     """act(first half) · second half once more, and the gradient by both halves."""
     return _gated(both_LI, grad_LI, gelu)
 
