@@ -19,14 +19,13 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.language.scoring import head
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.scorer import Scorer, ScoringPlan
 
 RESULTS = Path(__file__).parent / "results" / "head.json"
 SHAPES = [(49_152, 576, 65_536), (151_936, 2048, 16_384)]
@@ -54,17 +53,17 @@ def measure(vocabulary: int, width: int, tokens: int, repeats: int, entropy: boo
     )
     with torch.device("cuda"):
         model = LlamaForCausalLM(shape).bfloat16()
-    scorer, weight = Scorer(model, 1.0, "padded"), model.lm_head.weight
+    weight = model.lm_head.weight
     hidden = torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     target, w = torch.randint(vocabulary, (tokens,), device="cuda"), torch.randn(tokens, device="cuda")
 
     def one_pass(fused: bool) -> list[Tensor]:
-        with mock.patch("grpo.language.scoring.policy.fuses", return_value=fused):
-            logp_M, entropy_M = scorer._tiled(hidden, target, entropy)
-            loss = (logp_M * w).sum()
-            if entropy:
-                loss = loss + (entropy_M * w).sum()
-            return [logp_M.detach(), *torch.autograd.grad(loss, [hidden, weight])]
+        scorer = Scorer(model, 1.0, ScoringPlan(fused_head=fused))
+        logp_M, entropy_M = scorer.of_hidden(hidden, target, entropy)
+        loss = (logp_M * w).sum()
+        if entropy:
+            loss = loss + (entropy_M * w).sum()
+        return [logp_M.detach(), *torch.autograd.grad(loss, [hidden, weight])]
 
     ways: dict[str, bool] = {"ours": True, "plain": False}
     found = {way: one_pass(fused) for way, fused in ways.items()}  # what is compiled or loaded first is not timed
@@ -130,7 +129,7 @@ if __name__ == "__main__":
         "measures": "log-probs of bfloat16 hidden states, forward and backward: our kernels against the plain path",
         "rows": rows,
         "tile_mib": options.tile_mib,
-        "wide_products": {name: head._wide(name, torch.bfloat16, device) for name in ("mm", "addmm")},
+        "wide_products": {name: head.wide(name, torch.bfloat16, device) for name in ("mm", "addmm")},
         "device": torch.cuda.get_device_name(),
         "python": platform.python_version(),
         "torch": torch.__version__,

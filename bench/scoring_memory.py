@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.language.samples import Prompt, Sample
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.probe import make_scorer
 
 RESULTS = Path(__file__).parent / "results" / "scoring_memory.json"
 VOCABULARY, WIDTH, LAYERS = 150_000, 256, 2
@@ -64,7 +64,7 @@ def tiled(model: LlamaForCausalLM, ids_NL: Tensor) -> Tensor:
     samples = [
         Sample(Prompt(0, row[:1], "", None), torch.tensor(row[1:]), made, None, "length", "") for row in ids_NL.tolist()
     ]
-    return Scorer(model, 1.0, "padded")(samples, len(made)).logp_NT.sum()
+    return make_scorer(model, 1.0, "padded")(samples, len(made)).logp_NT.sum()
 
 
 WAYS = {"tiled": tiled, "whole": whole}

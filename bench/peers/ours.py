@@ -153,12 +153,13 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
 def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     """Seconds of each update of all weights, kept in float32: forward, back, AdamW; tokens are those computed."""
     from grpo.language.samples import Prompt, Sample
-    from grpo.language.scoring.policy import LanguagePolicy, Scorer
+    from grpo.language.scoring.policy import LanguagePolicy
+    from grpo.language.scoring.probe import make_scorer
 
     settings, device = cell["settings"], asked["device"]
     model = models.load(asked).float()
     low = None if asked["dtype"] == "float32" else getattr(torch, asked["dtype"])
-    scorer = Scorer(model, 1.0, budget=settings.get("tokens_per_microbatch"), autocast=low)
+    scorer = make_scorer(model, 1.0, budget=settings.get("tokens_per_microbatch"), autocast=low)
     policy = LanguagePolicy(model, scorer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device == "cuda")
     draw, steps = torch.Generator().manual_seed(0), settings["tokens"]

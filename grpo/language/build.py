@@ -20,7 +20,8 @@ from grpo.language.model import loading, reference
 from grpo.language.model.adapters import with_adapter
 from grpo.language.model.optimizer import RoundedAdamW
 from grpo.language.rewards import Rewards
-from grpo.language.scoring.policy import LanguagePolicy, Scorer
+from grpo.language.scoring.policy import LanguagePolicy
+from grpo.language.scoring.probe import make_scorer
 from grpo.language.source import LanguageSource, OneAnswer, Player
 from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.models import device_of
@@ -67,7 +68,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     base, tokenizer = model_of(config, given.model, given.processing_class, given.peft_config is not None)
     adapted, fresh = with_adapter(base, config, given.peft_config)
     low = autocast_of(config, adapted, given.model)
-    scorer = Scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch, autocast=low)
+    scorer = make_scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch, autocast=low)
     tokens = prepare_tokenizer(tokenizer, base.config, getattr(base, "generation_config", None))
     chat = Chat(
         tokenizer,

@@ -4,14 +4,12 @@ Bounds, against the definition in float64 on the same rounded inputs. bfloat16: 
 where products go into float32 (else logits are rounded: 6e-2), gradients within 2e-2 of their norm. float32: both 1e-4.
 """
 
-from unittest import mock
-
 import pytest
 import torch
 
 from grpo.language.scoring import head
 from grpo.language.scoring.head import log_probs
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.scorer import Scorer, ScoringPlan
 from tests.unit.language.tiny import tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -108,16 +106,14 @@ def test_nobody_waits():
 def test_the_plain_path_s_numbers(trained, autocast):
     model = tiny_model(vocab_size=5003, hidden_size=64).cuda()
     model.lm_head.weight.requires_grad_(trained)
-    scorer = Scorer(model, 0.7, "padded")
     hidden, _, target, *weights = numbers(300, 5003, 64, torch.float32)
     found = []
     for fused in (False, True):
         mine = leaves(hidden) + ([model.lm_head.weight] if trained else [])
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             assert head.fuses(model.lm_head, hidden)
-            with mock.patch("grpo.language.scoring.policy.fuses", return_value=fused):
-                out = scorer._tiled(mine[0], target, True)
-                found.append([*out, *pulled(out, weights, mine)])  # here: the plain path computes its tiles again
+            out = Scorer(model, 0.7, ScoringPlan(fused_head=fused)).of_hidden(mine[0], target, True)
+            found.append([*out, *pulled(out, weights, mine)])  # here: the plain path computes its tiles again
     assert len(found[0]) == 3 + trained
     for plain, mine in zip(*found, strict=True):
         assert plain.dtype == mine.dtype == torch.float32

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from grpo.language import GRPOConfig, GRPOTrainer
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.probe import make_scorer
+from grpo.language.scoring.scorer import Scorer
 from tests.unit.language.functions import digits
 from tests.unit.language.test_policy import samples
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
@@ -33,8 +34,8 @@ def make(model=None, **settings) -> GRPOTrainer:
 @pytest.mark.parametrize("packing", ["padded", "packed", "shared"])
 def test_log_probs_are_those_of_the_cpu(packing):
     rows = samples(6)
-    there = Scorer(tiny_model(), 0.7, packing)(rows, 12, entropy=True)
-    here = Scorer(tiny_model().cuda(), 0.7, packing)(rows, 12, entropy=True)
+    there = make_scorer(tiny_model(), 0.7, packing)(rows, 12, entropy=True)
+    here = make_scorer(tiny_model().cuda(), 0.7, packing)(rows, 12, entropy=True)
     torch.testing.assert_close(here.logp_NT.cpu(), there.logp_NT, atol=2e-3, rtol=1e-3)
     torch.testing.assert_close(here.entropy_NT.cpu(), there.entropy_NT, atol=2e-3, rtol=1e-3)
 

@@ -1,13 +1,14 @@
 """Layers by hand on a GPU: as near to float32 as the module in bfloat16, whatever is kept; out of memory; no growth."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
-from grpo.language.scoring import policy
+from grpo.language.scoring import memory
 from grpo.language.scoring.decoder_layout import KEEP
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.probe import make_scorer
 from tests.gpu.test_language import make
 from tests.unit.language.families import FUSED, family
 from tests.unit.language.test_segments import samples
@@ -18,11 +19,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def found(model, packing, low=torch.bfloat16, keep=None, by_hand=True):
     model = copy.deepcopy(model).cuda()
-    scorer = Scorer(model, 0.7, packing, autocast=low)
+    scorer = make_scorer(model, 0.7, packing, autocast=low)
     scorer.keep = keep
     assert not by_hand or scorer.by_hand
     if not by_hand:
-        scorer._layers = None
+        scorer.plan = replace(scorer.plan, layers=None)
     with scorer.precision():
         scores = scorer(samples(), 7)
     scores.logp_NT.sum().backward()
@@ -52,16 +53,16 @@ def test_what_is_kept_changes_rounding_at_most(keep):
 
 
 def test_memory_decides_what_is_kept(monkeypatch):
-    scorer = Scorer(family("llama").cuda(), 1.0, autocast=torch.bfloat16)
-    each = [scorer._layers.kept_bytes(keep) for keep in KEEP]
-    tile, passing = 2 * policy.TILE_BYTES["cuda"], scorer._layers.passing_bytes()
+    scorer = make_scorer(family("llama").cuda(), 1.0, autocast=torch.bfloat16)
+    each = [scorer.plan.layers.kept_bytes(keep) for keep in KEEP]
+    tile, passing = 2 * memory.TILE_BYTES["cuda"], scorer.plan.layers.passing_bytes()
     for free, expected in ((each[0] + 1, KEEP[0]), (each[1] + 1, KEEP[1]), (1, KEEP[2])):
-        monkeypatch.setattr(policy, "free_memory", lambda _, free=free: (1000 * (free + passing) + tile) / 0.9)
-        assert scorer._keeps(1000) == expected
-    monkeypatch.setattr(policy, "free_memory", lambda _: 0)
-    assert scorer.budget == policy.LEAST
-    monkeypatch.setattr(policy, "free_memory", lambda _: 10**15)
-    assert scorer.budget == policy.MOST
+        monkeypatch.setattr(memory, "free_memory", lambda _, free=free: (1000 * (free + passing) + tile) / 0.9)
+        assert memory.most_to_keep(scorer.plan.layers, 1000, scorer.device) == expected
+    monkeypatch.setattr(memory, "free_memory", lambda _: 0)
+    assert scorer.budget == memory.LEAST
+    monkeypatch.setattr(memory, "free_memory", lambda _: 10**15)
+    assert scorer.budget == memory.MOST
 
 
 def test_out_of_memory_halves_the_passes_and_leaves_the_gradient(monkeypatch):
@@ -69,7 +70,7 @@ def test_out_of_memory_halves_the_passes_and_leaves_the_gradient(monkeypatch):
         trainer = make(dtype="bfloat16")
         assert trainer.policy.scorer.by_hand
         if fail:
-            layers, left = trainer.policy.scorer._layers, [1]
+            layers, left = trainer.policy.scorer.plan.layers, [1]
             former = type(layers).__call__
 
             def failing(self, *args):

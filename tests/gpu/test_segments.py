@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from grpo.language.scoring import segments
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.probe import make_scorer
 from grpo.language.scoring.segments import Segments, attend
 from tests.gpu.test_language import make
 from tests.unit.language.families import family
@@ -39,12 +39,12 @@ def test_the_kernel_s_results_are_merged_exactly(monkeypatch):
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "phi3"])
 def test_log_probs_and_gradients_in_bfloat16(name):
     if name == "gemma3":  # its window is left to rows with padding
-        assert Scorer(family(name).cuda(), 0.7, autocast=torch.bfloat16).packing == "padded"
+        assert make_scorer(family(name).cuda(), 0.7, autocast=torch.bfloat16).packing == "padded"
         return
     found = []
     for packing in ("padded", "auto"):
         model = family(name).cuda()
-        scorer = Scorer(model, 0.7, packing, autocast=torch.bfloat16)
+        scorer = make_scorer(model, 0.7, packing, autocast=torch.bfloat16)
         with scorer.precision():
             scores = scorer(samples(), 7)
         scores.logp_NT.sum().backward()

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from grpo.config import ConfigError
-from grpo.language.scoring.policy import LanguagePolicy, Scorer, mode_of
+from grpo.language.scoring.modes import mode_of
+from grpo.language.scoring.policy import LanguagePolicy
+from grpo.language.scoring.probe import make_scorer
 from grpo.rollouts import Rollouts
 
 NAME = "reference"
@@ -26,7 +28,7 @@ class FrozenCopy:
         mine = policy.scorer
         self._policy = policy
         packing = mine.packing if model is None else "auto"  # another architecture may need another
-        self._scorer = Scorer(made, mine.temperature, packing, mine.set_budget, mine.pad, mine.autocast)
+        self._scorer = make_scorer(made, mine.temperature, packing, mine.set_budget, mine.pad, mine.autocast)
         self._parameters = {name: p for name, p in made.named_parameters() if name in policy.parameters()}
 
     def score(self, rows: Rollouts) -> Tensor:

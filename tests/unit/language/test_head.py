@@ -15,10 +15,11 @@ pytestmark = [
 ]
 
 from grpo.language.samples import Prompt, Sample  # noqa: E402
-from grpo.language.scoring import head, policy  # noqa: E402
+from grpo.language.scoring import head, probe  # noqa: E402
+from grpo.language.scoring import scorer as scorer_module  # noqa: E402
 from grpo.language.scoring.head import log_probs, summaries  # noqa: E402
 from grpo.language.scoring.kernels import head as head_kernels  # noqa: E402
-from grpo.language.scoring.policy import Scorer  # noqa: E402
+from grpo.language.scoring.probe import head_fuses, make_scorer  # noqa: E402
 from tests.unit.language.tiny import tiny_model  # noqa: E402
 
 TOKENS, VOCABULARY, WIDTH = 7, 83, 12
@@ -258,7 +259,7 @@ def scored(model, entropy=True):
         Sample(prompt, torch.tensor(ids), torch.ones(len(ids), dtype=torch.bool), None, "eos", "")
         for ids in ([4, 9, 30], [50, 2])
     ]
-    scores = Scorer(model, 0.7, "padded")(rows, 3, entropy)
+    scores = make_scorer(model, 0.7, "padded")(rows, 3, entropy)
     loss = scores.logp_NT.square().sum()
     if entropy:
         loss = loss + scores.entropy_NT.square().sum()
@@ -272,31 +273,31 @@ def scored(model, entropy=True):
 def test_the_scorer_gets_the_numbers_of_the_plain_path(monkeypatch, entropy, tied):
     model = tiny_model(tie_word_embeddings=tied).to(DEVICE)
     calls = []
-    monkeypatch.setattr(policy, "fuses", lambda *arguments: False)
+    monkeypatch.setattr(probe, "fuses", lambda *arguments: False)
     plain = scored(model, entropy)
-    monkeypatch.setattr(policy, "fuses", lambda *arguments: True)
-    monkeypatch.setattr(policy, "log_probs", lambda *a, **k: (calls.append(1), log_probs(*a, **k))[1])
+    monkeypatch.setattr(probe, "fuses", lambda *arguments: True)
+    monkeypatch.setattr(scorer_module, "log_probs", lambda *a, **k: (calls.append(1), log_probs(*a, **k))[1])
     check(scored(model, entropy), plain, rtol=1e-4, atol=1e-4)
     assert calls
 
 
 def test_a_head_with_something_behind_it_takes_the_plain_path(monkeypatch):
-    scorer = Scorer(tiny_model().to(DEVICE), 1.0, "padded")
-    monkeypatch.setattr(policy, "fuses", lambda *arguments: True)
-    assert scorer._fuses()
-    scorer._after = lambda logits: logits * 0.5
-    assert not scorer._fuses()
+    scorer = make_scorer(tiny_model().to(DEVICE), 1.0, "padded")
+    monkeypatch.setattr(probe, "fuses", lambda *arguments: True)
+    assert head_fuses(scorer)
+    scorer.after_head = lambda logits: logits * 0.5
+    assert not head_fuses(scorer)
 
 
 def test_kernels_that_fail_or_give_other_numbers_are_not_used(monkeypatch):
-    scorer = Scorer(tiny_model().to(DEVICE), 1.0, "padded")
-    monkeypatch.setattr(policy, "fuses", lambda *arguments: True)
-    monkeypatch.setattr(policy, "log_probs", lambda h, *a, **k: log_probs(1.1 * h, *a, **k))
+    scorer = make_scorer(tiny_model().to(DEVICE), 1.0, "padded")
+    monkeypatch.setattr(probe, "fuses", lambda *arguments: True)
+    monkeypatch.setattr(scorer_module, "log_probs", lambda h, *a, **k: log_probs(1.1 * h, *a, **k))
     with pytest.warns(UserWarning, match="without the fused head.*other numbers"):
-        assert not scorer._fuses()
-    monkeypatch.setattr(policy, "log_probs", lambda *a, **k: {}["no compiler"])
+        assert not head_fuses(scorer)
+    monkeypatch.setattr(scorer_module, "log_probs", lambda *a, **k: {}["no compiler"])
     with pytest.warns(UserWarning, match="without the fused head.*no compiler"):
-        assert not scorer._fuses()
+        assert not head_fuses(scorer)
 
 
 class Other(torch.nn.Linear):

@@ -10,7 +10,7 @@ from grpo.language.scoring.decoder_layout import KEEP, Unsupported
 from grpo.language.scoring.kernels import layers as kernels
 from grpo.language.scoring.layers import Layers, _one_memory
 from grpo.language.scoring.packing import pack
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.scorer import Scorer, ScoringPlan
 from tests.unit.language.families import FUSED, family
 from tests.unit.language.test_segments import plain_backward, plain_forward, samples
 from tests.unit.language.tiny import tiny_model
@@ -26,18 +26,18 @@ def few_programs(monkeypatch):
 
 
 def by_the_module(model, rows, steps=7):
-    scorer = Scorer(model, 0.7, "padded")
+    scorer = Scorer(model, 0.7, ScoringPlan())
     scores = scorer(rows, steps, entropy=True)
     (scores.logp_NT.sum() + 0.1 * scores.entropy_NT.sum()).backward()
     return scores, gradients(model)
 
 
 def by_hand(model, rows, keep, steps=7, dtype=torch.float32):
-    scorer = Scorer(model, 0.7, "padded")
+    scorer = Scorer(model, 0.7, ScoringPlan())
     batch = pack(rows, steps, "segments", 0, torch.device("cpu"))
     layers = Layers(model, dtype)
     hidden = layers(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)
-    logp_M, entropy_M = scorer._tiled(hidden, batch.target_M, True)
+    logp_M, entropy_M = scorer.of_hidden(hidden, batch.target_M, True)
     (logp_M.sum() + 0.1 * entropy_M.sum()).backward()
     found = torch.zeros(len(rows) * steps).scatter(0, batch.cell_M, logp_M.detach()).view(len(rows), steps)
     return found, gradients(model)

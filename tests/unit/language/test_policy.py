@@ -5,9 +5,12 @@ import torch
 from transformers import AutoModelForCausalLM, Cohere2Config, Gemma2Config, GPT2Config, GraniteConfig, Qwen3Config
 
 from grpo.language.samples import Prompt, Sample
-from grpo.language.scoring import policy as policy_module
+from grpo.language.scoring import memory
+from grpo.language.scoring.modes import without_dropout
 from grpo.language.scoring.packing import fill, pack
-from grpo.language.scoring.policy import LanguagePolicy, Scorer, without_dropout
+from grpo.language.scoring.policy import LanguagePolicy
+from grpo.language.scoring.probe import make_scorer, plan_scoring
+from grpo.language.scoring.scorer import Scorer, ScoringPlan
 from tests.unit.language.tiny import tiny_model
 
 SHAPE = {
@@ -57,10 +60,10 @@ def naive(model, rows, steps, temperature=1.0):
 @pytest.mark.parametrize("packing", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("tools", [False, True])
 def test_log_probs_and_entropy_are_those_of_whole_logits_row_by_row(packing, tools, monkeypatch):
-    monkeypatch.setitem(policy_module.TILE_BYTES, "cpu", 16 * 4 * 104)  # several tiles
+    monkeypatch.setitem(memory.TILE_BYTES, "cpu", 16 * 4 * 104)  # several tiles
     model, rows = tiny_model(), samples(tools=tools)
     steps = max(row.length for row in rows) + 2
-    found = Scorer(model, 0.7, packing)(rows, steps, entropy=True)
+    found = make_scorer(model, 0.7, packing)(rows, steps, entropy=True)
     logp_NT, entropy_NT = naive(model, rows, steps, 0.7)
     torch.testing.assert_close(found.logp_NT, logp_NT, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.entropy_NT, entropy_NT, atol=1e-5, rtol=1e-5)
@@ -80,7 +83,7 @@ CONFIGS = [
 def test_architectures_that_treat_their_logits_differently(config, packing, recwarn):
     torch.manual_seed(0)
     model, rows = AutoModelForCausalLM.from_config(config).eval(), samples()
-    found = Scorer(model, 1.0, packing)(rows, 12)
+    found = make_scorer(model, 1.0, packing)(rows, 12)
     torch.testing.assert_close(found.logp_NT, naive(model, rows, 12)[0], atol=2e-5, rtol=1e-4)
     assert not [w for w in recwarn if "does more with its head" in str(w.message)]
 
@@ -96,7 +99,7 @@ def test_an_architecture_nobody_knows_is_scored_from_its_own_logits():
     model.__class__ = Odd
     rows = samples()
     with pytest.warns(UserWarning, match="does more with its head"):
-        scorer = Scorer(model, 1.0)
+        scorer = make_scorer(model, 1.0)
     torch.testing.assert_close(scorer(rows, 10).logp_NT, naive(model, rows, 10)[0], atol=1e-5, rtol=1e-5)
 
 
@@ -125,11 +128,11 @@ def test_gradients_do_not_depend_on_budget_or_packing(lora, monkeypatch):
     model = tiny_model().double()
     model = adapted(model) if lora else model
     rows = samples(7)
-    whole = gradients(model, Scorer(model, 0.8, "padded"), rows, [range(7)])
+    whole = gradients(model, make_scorer(model, 0.8, "padded"), rows, [range(7)])
     assert len(whole) > 5
     for packing in ("padded", "packed", "shared"):
         for budget in (1, 25, 60):
-            scorer = Scorer(model, 0.8, packing, budget)
+            scorer = make_scorer(model, 0.8, packing, budget)
             parts = scorer.split(rows, None)
             assert sorted(i for part in parts for i in part) == list(range(7))
             found = gradients(model, scorer, rows, parts)
@@ -155,14 +158,14 @@ def test_a_prompt_that_is_shared_is_computed_once():
     rows = samples(6)
     shared, padded = (pack(rows, 12, how, 0, torch.device("cpu")) for how in ("shared", "padded"))
     assert shared.input_ids.shape[0] == 3 and padded.input_ids.shape[0] == 6
-    assert Scorer(tiny_model(), 1.0).packing == "shared"
-    assert Scorer(AutoModelForCausalLM.from_config(CONFIGS[2]), 1.0).packing == "padded"  # a sliding window
+    assert make_scorer(tiny_model(), 1.0).packing == "shared"
+    assert make_scorer(AutoModelForCausalLM.from_config(CONFIGS[2]), 1.0).packing == "padded"  # a sliding window
 
 
 def test_without_gradient_the_passes_follow_the_budget_and_rows_keep_their_order():
     model, rows = tiny_model(), samples(6)
-    whole = Scorer(model, 1.0, budget=10**6).in_parts(rows, 12, entropy=True)
-    small = Scorer(model, 1.0, budget=12).in_parts(rows, 12, entropy=True)
+    whole = make_scorer(model, 1.0, budget=10**6).in_parts(rows, 12, entropy=True)
+    small = make_scorer(model, 1.0, budget=12).in_parts(rows, 12, entropy=True)
     torch.testing.assert_close(small.logp_NT, whole.logp_NT, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(small.entropy_NT, whole.entropy_NT, atol=1e-5, rtol=1e-5)
     assert not small.logp_NT.requires_grad
@@ -170,7 +173,7 @@ def test_without_gradient_the_passes_follow_the_budget_and_rows_keep_their_order
 
 def test_out_of_memory_without_gradient_tries_smaller_passes(monkeypatch):
     model, rows = tiny_model(), samples(6)
-    scorer, sizes = Scorer(model, 1.0), []
+    scorer, sizes = make_scorer(model, 1.0), []
     plain = Scorer.__call__
 
     def tight(self, some, *rest):
@@ -187,7 +190,7 @@ def test_out_of_memory_without_gradient_tries_smaller_passes(monkeypatch):
 
 def test_dropout_is_off_while_training_and_checkpointing_stays_on():
     model = tiny_model(attention_dropout=0.5)
-    policy = LanguagePolicy(model, Scorer(model, 1.0), checkpointing=True)
+    policy = LanguagePolicy(model, make_scorer(model, 1.0), checkpointing=True)
     policy.train()
     assert model.training and model.is_gradient_checkpointing
     rows = samples()
@@ -223,8 +226,22 @@ def test_gradient_checkpointing_lowers_what_is_kept():
     found = {}
     for checkpointing in (False, True):
         model = tiny_model(num_hidden_layers=8)
-        policy = LanguagePolicy(model, Scorer(model, 1.0), checkpointing)
+        policy = LanguagePolicy(model, make_scorer(model, 1.0), checkpointing)
         policy.train()
         weights = sum(p.untyped_storage().nbytes() for p in model.parameters())
         found[checkpointing] = kept_bytes(policy, rows) - weights
     assert found[True] < 0.5 * found[False]
+
+
+@pytest.mark.parametrize(
+    "plan", [ScoringPlan("packed"), ScoringPlan("shared"), ScoringPlan(whole_logits=True)], ids=str
+)
+def test_a_plan_written_by_hand_is_followed_without_a_probe(plan):
+    model, rows = tiny_model(), samples()
+    found = Scorer(model, 1.0, plan)(rows, 12)
+    torch.testing.assert_close(found.logp_NT, naive(model, rows, 12)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_model_allows_is_written_down():
+    plain = Scorer(tiny_model(), 1.0, ScoringPlan())
+    assert plan_scoring(plain) == ScoringPlan("shared") and plan_scoring(plain, "padded") == ScoringPlan("padded")

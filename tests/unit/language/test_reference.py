@@ -8,7 +8,8 @@ from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.model import reference
 from grpo.language.model.adapters import merged, with_adapter
-from grpo.language.scoring.policy import LanguagePolicy, Scorer
+from grpo.language.scoring.policy import LanguagePolicy
+from grpo.language.scoring.probe import make_scorer
 from grpo.rollouts import Rollouts
 from tests.unit.language.test_policy import samples
 from tests.unit.language.tiny import tiny_model
@@ -22,7 +23,7 @@ def make_policy(lora: bool, louder: bool = False) -> LanguagePolicy:
     model = get_peft_model(model, CONFIG) if lora else model
     if louder:
         nudge(model)
-    return LanguagePolicy(model, Scorer(model, 1.0))
+    return LanguagePolicy(model, make_scorer(model, 1.0))
 
 
 @torch.no_grad()
@@ -86,14 +87,14 @@ def test_mixing_is_linear_in_the_parameters(lora):
 def test_a_model_of_your_own_can_be_the_reference():
     policy, rows, other = make_policy(False), rollouts(), tiny_model(seed=5)
     made = reference.FrozenCopy(policy, other)
-    expected = Scorer(other, 1.0).in_parts(rows.inputs, 8).logp_NT
+    expected = make_scorer(other, 1.0).in_parts(rows.inputs, 8).logp_NT
     torch.testing.assert_close(made.score(rows), expected)
     assert not any(p.requires_grad for p in other.parameters())
 
 
 def test_weights_trained_beside_the_adapter_cannot_be_doubled():
     model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["q_proj"], bias="all"))
-    policy = LanguagePolicy(model, Scorer(model, 1.0))
+    policy = LanguagePolicy(model, make_scorer(model, 1.0))
     if not any("lora" not in name for name in policy.parameters()):
         pytest.skip("this model has no biases")
     with pytest.raises(ConfigError, match="trained beside the adapter"):
@@ -104,7 +105,7 @@ def test_merged_and_unmerged_log_probs_agree_and_the_trained_one_stays():
     policy, rows = make_policy(True, louder=True), rollouts()
     own = policy.scorer.in_parts(rows.inputs, 8).logp_NT
     flat = merged(policy.model)
-    torch.testing.assert_close(Scorer(flat, 1.0).in_parts(rows.inputs, 8).logp_NT, own, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(make_scorer(flat, 1.0).in_parts(rows.inputs, 8).logp_NT, own, atol=1e-4, rtol=1e-4)
     assert not hasattr(flat, "peft_config") and hasattr(policy.model, "peft_config")
     torch.testing.assert_close(policy.scorer.in_parts(rows.inputs, 8).logp_NT, own)
 
@@ -115,7 +116,7 @@ def test_a_trained_adapter_is_taken_up_again(tmp_path):
     policy.model.save_pretrained(tmp_path)
     model, fresh = with_adapter(tiny_model(), LanguageConfig(adapter=str(tmp_path)))
     assert not fresh
-    again = LanguagePolicy(model, Scorer(model, 1.0))
+    again = LanguagePolicy(model, make_scorer(model, 1.0))
     assert again.parameters().keys() == policy.parameters().keys()
     torch.testing.assert_close(again.scorer.in_parts(rows.inputs, 8).logp_NT, own)
 

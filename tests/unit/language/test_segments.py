@@ -9,7 +9,7 @@ from grpo.config import ConfigError
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring import segments
 from grpo.language.scoring.packing import fill, pack
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.probe import make_scorer
 from grpo.language.scoring.segments import Segments, attend
 from tests.unit.language.families import family
 from tests.unit.language.tiny import tiny_model
@@ -114,7 +114,7 @@ def test_log_probs_and_gradients_are_those_of_rows_by_themselves(plain, name, ch
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             model.train()
-        scores = Scorer(model, 0.7, packing)(samples(), 7, entropy=True)
+        scores = make_scorer(model, 0.7, packing)(samples(), 7, entropy=True)
         (scores.logp_NT.sum() + (scores.entropy_NT**2).sum()).backward()
         found.append((scores.logp_NT, scores.entropy_NT, *(p.grad for p in model.parameters())))
     for a, b in zip(*found, strict=True):
@@ -136,9 +136,9 @@ def test_it_is_one_row_without_padding_and_every_prompt_once():
 def test_where_it_cannot_be_it_is_refused_and_not_chosen():
     model = tiny_model()
     with pytest.raises(ConfigError, match="packing=segments needs a GPU"):
-        Scorer(model, 1.0, "segments")
+        make_scorer(model, 1.0, "segments")
     assert model.config._attn_implementation == "sdpa"
-    assert Scorer(model, 1.0).packing == "shared"
+    assert make_scorer(model, 1.0).packing == "shared"
 
 
 def test_the_module_is_otherwise_what_it_was(plain):
@@ -147,6 +147,6 @@ def test_the_module_is_otherwise_what_it_was(plain):
     ids, mask = torch.tensor([[5, 6, 7, 8], [0, 0, 9, 10]]), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     with torch.no_grad():
         before = model(ids, attention_mask=mask).logits
-        Scorer(model, 1.0, "segments")
+        make_scorer(model, 1.0, "segments")
         assert model.config._attn_implementation == segments.INTERFACE
         torch.testing.assert_close(model(ids, attention_mask=mask).logits, before)

@@ -12,7 +12,7 @@ from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.engines import Completion, Sampling
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.samples import Prompt
-from grpo.language.scoring.policy import Scorer
+from grpo.language.scoring.probe import make_scorer
 from grpo.language.turns.conversation import Conversation, make_conversation
 from grpo.language.turns.tools import LONGEST, Call, Toolbox, parse_calls
 from tests.unit.language.tiny import TEMPLATE, tiny_model, tiny_tokenizer
@@ -406,7 +406,7 @@ def test_log_probs_recorded_in_all_turns_are_those_of_the_scoring_pass(played):
     steps = max(sample.length for sample in samples)
     assert any(len(sample.messages) > 2 for sample in samples)
     for packing in ("padded", "packed"):
-        scored_NT = Scorer(model, 0.7, packing).in_parts(samples, steps).logp_NT
+        scored_NT = make_scorer(model, 0.7, packing).in_parts(samples, steps).logp_NT
         for sample, scored_T in zip(samples, scored_NT, strict=True):
             torch.testing.assert_close(scored_T[: sample.length], sample.logp, atol=1e-4, rtol=0)
             assert not sample.logp[~sample.made].any() and sample.logp[sample.made].all()

@@ -1,0 +1,218 @@
+"""Log-probs of sampled tokens under a causal language model, at the sampling temperature, in float32.
+
+`[tokens, vocabulary]` is never built for more than a tile of tokens: the module's body gives hidden states, and its
+head is applied tile by tile, computed again in the backward pass. There are several ways to the same numbers; which one
+is taken is a `ScoringPlan`, which `probe` finds for a model and a test may write down.
+
+Letters: M sampled tokens of a batch, L all tokens of its rows, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from grpo.language.samples import Sample
+from grpo.language.scoring import memory, segments
+from grpo.language.scoring.head import log_probs
+from grpo.language.scoring.packing import PackedBatch, fill, pack
+from grpo.rollouts import Scores
+
+if TYPE_CHECKING:
+    from grpo.language.scoring.layers import Layers
+
+BUDGET = {"cpu": 4096}
+"""Tokens of a pass unless the settings say otherwise; 32,768 elsewhere."""
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """Which of the ways to the same numbers is taken."""
+
+    packing: str = "padded"
+    """How samples are laid out for the module; see `packing`."""
+    whole_logits: bool = False
+    """The module's own logits, all at once: its head does more than is known here."""
+    fused_head: bool = False
+    """The head's kernels in place of tiles."""
+    layers: Layers | None = None
+    """The body with a backward pass by hand, in place of the module's; for `segments`."""
+
+
+class Scorer:
+    """Log-probs of samples under one module."""
+
+    def __init__(
+        self,
+        model: Any,
+        temperature: float,
+        plan: ScoringPlan,
+        budget: int | None = None,
+        pad: int = 0,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        """autocast: the type that is computed in, where the weights are kept in a wider one."""
+        self.model, self.temperature, self.plan, self.pad, self.autocast = model, temperature, plan, pad, autocast
+        self.causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.body, self.head = self.causal.base_model, self.causal.get_output_embeddings()
+        self.after_head = _after_head(self.causal.config.get_text_config())
+        self.device = next(model.parameters()).device
+        self.keep: str | None = None
+        """What a layer keeps of a pass; None: as much as there is memory for. See `decoder_layout.KEEP`."""
+        self.set_budget = budget
+        """Tokens of a pass as the settings have it; None: the device and its memory decide."""
+        self._halved = 0
+        """Times that a pass without gradient ran out of memory."""
+
+    def __call__(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
+        """(N, T) of the tokens that were sampled, 0 elsewhere."""
+        batch = pack(samples, steps, self.packing, self.pad, self.device)
+        if self.plan.whole_logits:
+            out_LV = self.causal(**self._arguments(batch)).logits.flatten(0, 1)[batch.at_M]
+            logp_M, entropy_M = self._of_logits(out_LV, batch.target_M, entropy)
+        else:
+            logp_M, entropy_M = self.of_hidden(self._hidden(batch), batch.target_M, entropy)
+        shape = (len(samples), steps)
+        return Scores(
+            _scattered(logp_M, batch.cell_M, shape), _scattered(entropy_M, batch.cell_M, shape) if entropy else None
+        )
+
+    def in_parts(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
+        """The same without gradient, in passes of at most `budget` tokens; out of memory: in smaller ones."""
+        while True:
+            parts = self.split(samples, None, self._halved)
+            try:
+                with torch.no_grad():
+                    found = [self([samples[row] for row in rows], steps, entropy) for rows in parts]
+                break
+            except torch.OutOfMemoryError:
+                if all(len(rows) == 1 for rows in parts):
+                    raise
+            self._halved += 1
+        order = torch.as_tensor([row for rows in parts for row in rows]).argsort().to(self.device)
+        entropy_NT = torch.cat([s.entropy_NT for s in found if s.entropy_NT is not None])[order] if entropy else None
+        return Scores(torch.cat([s.logp_NT for s in found])[order], entropy_NT)
+
+    def split(self, samples: Sequence[Sample], limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
+        """Rows of passes of at most `limit` tokens."""
+        budget = max((limit or self.budget) >> halvings, 1)
+        return fill(samples, budget, self.packing)
+
+    @property
+    def packing(self) -> str:
+        """How samples are laid out for the module."""
+        return self.plan.packing
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether layers have a backward pass of their own."""
+        return self.plan.layers is not None
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a pass: as set, else what the memory that is free now allows without computing anything twice."""
+        if self.set_budget is not None or self.plan.layers is None:
+            return self.set_budget or BUDGET.get(self.device.type, 32_768)
+        return memory.tokens_that_fit(self.plan.layers, self.device)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """The arithmetic that sampling and scoring share: float32 weights in lower precision where that was asked."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+
+    # --- the body ---------------------------------------------------------------------------------------------------
+
+    def _hidden(self, batch: PackedBatch) -> Tensor:
+        """(M, D) what the head reads."""
+        if self.plan.layers is None or batch.segments is None:
+            hidden_MD: Tensor = self.body(**self._arguments(batch)).last_hidden_state.flatten(0, 1)[batch.at_M]
+            return hidden_MD
+        tokens = batch.input_ids.shape[1]
+        keep = self.keep or "input"
+        if self.keep is None and torch.is_grad_enabled():
+            keep = memory.most_to_keep(self.plan.layers, tokens, self.device)
+        return self.plan.layers(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)
+
+    def _arguments(self, batch: PackedBatch) -> dict[str, Any]:
+        """What the module is called with."""
+        given: dict[str, Any] = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
+        if batch.sees is not None:
+            given["attention_mask"] = self._mask(batch.sees)
+        if batch.segments is not None:
+            given |= segments.arguments(batch.segments)
+        return given
+
+    def _mask(self, sees: Tensor) -> Tensor:
+        """What is added to attention scores."""
+        dtype = next(self.body.parameters()).dtype
+        if torch.is_autocast_enabled(self.device.type):
+            dtype = torch.get_autocast_dtype(self.device.type)
+        return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)[
+            :, None
+        ]
+
+    # --- the head ---------------------------------------------------------------------------------------------------
+
+    def of_hidden(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        """(M,) log-probs and entropies behind hidden states; the log-probs twice where no entropy is asked for."""
+        return (self._by_kernels if self.plan.fused_head else self._by_tiles)(hidden_MD, target_M, entropy)
+
+    def _by_kernels(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        weight, bias = self.head.weight, self.head.bias
+        logp_M, entropy_M = log_probs(hidden_MD, weight, target_M, self.temperature, bias_V=bias, entropy=entropy)
+        return logp_M, logp_M if entropy_M is None else entropy_M
+
+    def _by_tiles(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        columns, sizes = self.head.weight.shape[0], memory.TILE_BYTES
+        tile = max(sizes.get(self.device.type, sizes["cuda"]) // (4 * columns), 16)
+        found = []
+        for hidden, target in zip(torch.split(hidden_MD, tile), torch.split(target_M, tile), strict=True):
+            again = torch.is_grad_enabled()  # a tile's logits are not kept for the backward pass but computed again
+            made = (
+                checkpoint(self._tile, hidden, target, entropy, use_reentrant=False)
+                if again
+                else self._tile(hidden, target, entropy)
+            )
+            found.append(made)
+        logp, entropies = zip(*found, strict=True)
+        return torch.cat(logp), torch.cat(entropies)
+
+    def _tile(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        return self._of_logits(self.after_head(self.head(hidden_MD)), target_M, entropy)
+
+    def _of_logits(self, logits_MV: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        if logits_MV.dtype != torch.float64:
+            logits_MV = logits_MV.float()
+        if self.temperature != 1.0:
+            logits_MV = logits_MV / self.temperature
+        total_M = logits_MV.logsumexp(-1)
+        logp_M = logits_MV.gather(-1, target_M[:, None])[:, 0] - total_M
+        if not entropy:
+            return logp_M, logp_M
+        p_MV = (logits_MV - total_M[:, None]).exp()
+        return logp_M, total_M - (p_MV * logits_MV).sum(-1)
+
+
+def _after_head(config: Any) -> Callable[[Tensor], Tensor]:
+    """What known architectures do with their logits."""
+    cap, scale = getattr(config, "final_logit_softcapping", None), getattr(config, "logit_scale", None)
+    divide = getattr(config, "logits_scaling", None)
+
+    def after(logits: Tensor) -> Tensor:
+        if scale is not None:
+            logits = logits * scale
+        if divide is not None:
+            logits = logits / divide
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    return after
+
+
+def _scattered(value_M: Tensor, cell_M: Tensor, shape: tuple[int, int]) -> Tensor:
+    flat = torch.zeros(shape[0] * shape[1], dtype=value_M.dtype, device=value_M.device)
+    return flat.scatter(0, cell_M, value_M).reshape(shape)
