@@ -2,7 +2,7 @@
 
     inline        our own loop over the very module that is trained                      engines/inline.py
     transformers  the library's generate, for models that `inline` cannot run            engines/hf.py
-    vllm          in this process or on a server, weights pushed after every step        engines/vllm.py
+    vllm          in this process or on a server, weights pushed after every step        engines/vllm/
 
 All pass the same conformance tests. Sampled ids are kept as sampled: nothing is ever tokenised again.
 """

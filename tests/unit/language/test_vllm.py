@@ -1,6 +1,7 @@
 """vLLM as an engine: its server's protocol against a small server of our own, and vLLM itself where it is installed."""
 
 import json
+import os
 import random
 import sys
 import threading
@@ -18,7 +19,6 @@ from safetensors.torch import load_file
 
 from grpo.config import ConfigError
 from grpo.language.engines import Completion, Sampling, Tokens
-from grpo.language.engines import vllm as module
 from grpo.language.engines.vllm import Receiver, VLLMEngine, checkpoint, fingerprint
 
 from . import conformance
@@ -456,10 +456,10 @@ def llm(monkeypatch) -> type[FakeLLM]:
 
 def test_starting_vllm_leaves_generators_threads_and_environment_as_they_were(llm, monkeypatch):
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
-    model, before = tiny_model(), (torch.set_num_threads, dict(module.os.environ))
+    model, before = tiny_model(), (torch.set_num_threads, dict(os.environ))
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     engine = VLLMEngine(model, tokens(), gpu_memory_utilization=0.5, enforce_eager=True)
-    assert (torch.set_num_threads, dict(module.os.environ)) == before
+    assert (torch.set_num_threads, dict(os.environ)) == before
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
     given = engine._vllm._llm.settings
