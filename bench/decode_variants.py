@@ -26,8 +26,10 @@ from grpo.language.engines import Sampling, Tokens  # noqa: E402
 from grpo.language.engines.cuda_graphs import (  # noqa: E402
     blocks,
     decoder,
+    fused_decoder,
     kernels,
     model_runner,
+    module_decoder,
     scheduler,
     sequence,
 )
@@ -49,13 +51,13 @@ SMOLLM = {
 
 def module_only(model, positions):
     """The module's own forward inside the graph, only attention and sampling ours."""
-    return decoder.ModuleDecoder(model)
+    return module_decoder.ModuleDecoder(model)
 
 
 def attend_with(**settings):
     """The attention kernel with other settings."""
     plain = kernels.attend
-    return mock.patch.object(decoder, "attend", lambda *args, **named: plain(*args, **{**named, **settings}))
+    return mock.patch.object(fused_decoder, "attend", lambda *args, **named: plain(*args, **{**named, **settings}))
 
 
 def blocks_of(size):

@@ -171,6 +171,7 @@ def _attention(
     return attend(q, k, v, segments, scale)[None], None
 
 
+# At import and for good: it holds no state, and a model that attends so keeps the name for as long as it lives.
 AttentionInterface.register(INTERFACE, _attention)
 AttentionMaskInterface.register(INTERFACE, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 assert INTERFACE in ALL_ATTENTION_FUNCTIONS

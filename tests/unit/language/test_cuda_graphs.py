@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytest.importorskip("triton", reason="kernels need triton, which is there for Linux")
@@ -22,10 +23,13 @@ from grpo.language.engines.cuda_graphs import (  # noqa: E402
     sampler,
     scheduler,
 )
+from grpo.language.engines.cuda_graphs.attention import attending  # noqa: E402
 from grpo.language.engines.cuda_graphs.blocks import BlockManager  # noqa: E402
-from grpo.language.engines.cuda_graphs.decoder import FusedDecoder, ModuleDecoder, make_decoder  # noqa: E402
+from grpo.language.engines.cuda_graphs.decoder import make_decoder  # noqa: E402
+from grpo.language.engines.cuda_graphs.fused_decoder import FusedDecoder  # noqa: E402
 from grpo.language.engines.cuda_graphs.kernels import Attention, attend  # noqa: E402
 from grpo.language.engines.cuda_graphs.model_runner import buckets, grown  # noqa: E402
+from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder  # noqa: E402
 from grpo.language.engines.cuda_graphs.sampler import Outputs, sample  # noqa: E402
 from grpo.language.engines.inline import InlineEngine  # noqa: E402
 from grpo.language.engines.sampling import draw, uniforms  # noqa: E402
@@ -249,6 +253,16 @@ def test_blocks_are_fewer_where_memory_is_short(monkeypatch):
     engine = InlineEngine(small(), tokens(), graphs=True)
     made = engine.generate(asked("x", "y"), 2, Sampling(max_new_tokens=2), range(4))
     assert len(made) == 4 and engine._runner.blocks.count <= 3
+
+
+@torch.no_grad()
+def test_attention_is_the_module_s_own_again_and_nothing_is_left_behind():
+    model = family("llama").to(DEVICE)
+    before, known = model.config._attn_implementation, set(ALL_ATTENTION_FUNCTIONS)
+    with pytest.raises(KeyError), attending(model, lambda *_: {}["gone"]):
+        assert model.config._attn_implementation != before
+        model(torch.tensor([[3, 4]], device=DEVICE))
+    assert model.config._attn_implementation == before and set(ALL_ATTENTION_FUNCTIONS) == known
 
 
 @torch.no_grad()

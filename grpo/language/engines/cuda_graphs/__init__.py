@@ -2,7 +2,10 @@
 
 prompts ─► prefill (once for a group) ─► slots ─► decode ─► decode ─► … ─► sequences that ended leave, others take over
 
-kernels    what a layer is made of             decoder        a model as kernels
-sampler    a token from logits                 model_runner   what lasts from rollout to rollout: memory, graphs
-blocks     keys and values, and whose          scheduler      which sequence is in which slot, and when
+scheduler      which sequence is in which slot, and when
+model_runner   what lasts from rollout to rollout: memory, graphs
+decoder        a model as kernels: any (module_decoder, attention), or of the common layout (fused_decoder)
+blocks         keys and values, and whose
+sampler        a token from logits
+kernels        what a layer is made of
 """

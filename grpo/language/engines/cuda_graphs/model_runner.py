@@ -19,8 +19,9 @@ from grpo.errors import line
 from grpo.graphs import capture
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.cuda_graphs.blocks import BlockManager, block_bytes
-from grpo.language.engines.cuda_graphs.decoder import Decoder, ModuleDecoder, make_decoder
+from grpo.language.engines.cuda_graphs.decoder import Decoder, make_decoder
 from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE
+from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
 from grpo.language.engines.cuda_graphs.sampler import Outputs, sample
 from grpo.language.scoring.decoder_layout import Unsupported
 

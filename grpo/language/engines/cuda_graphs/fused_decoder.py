@@ -1,0 +1,203 @@
+"""Decoders of the common layout: the module's arithmetic in fewer kernels.
+
+Letters: P prompts, T their tokens, M tokens of all of them, S slots, F fields of a slot's state, B blocks, D width,
+R ranks of adapters, O rows of a projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from grpo.language.engines.cuda_graphs.attention import Places, causal
+from grpo.language.engines.cuda_graphs.blocks import BlockManager
+from grpo.language.engines.cuda_graphs.kernels import Attention, add_norm, attend, rope_and_store
+from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
+from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm, Unsupported, hooked
+from grpo.language.scoring.head import product, wide
+from grpo.language.scoring.kernels.layers import gate
+
+
+class Linears:
+    """Projections that read the same input, as one product; adapters (LoRA) beside it."""
+
+    def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
+        bases, self._adapters = [], []
+        for module in modules:
+            base, adapter = _unwrapped(module)
+            bases.append(base)
+            self._adapters.append(adapter)
+        self._sources = [base.weight for base in bases]
+        self.sizes = [base.out_features for base in bases]
+        self._rounded = any(weight.dtype != dtype for weight in self._sources)
+        if len(bases) == 1 and not self._rounded:
+            self.weight = bases[0].weight.data
+        else:
+            with torch.no_grad():
+                self.weight = torch.cat([weight.data.to(dtype) for weight in self._sources])
+            if not self._rounded:  # one memory for both: what training changes here is changed there
+                for weight, part in zip(self._sources, torch.split(self.weight, self.sizes), strict=True):
+                    weight.data = part
+        self._biases = [base.bias for base in bases]
+        self.bias = None
+        if any(bias is not None for bias in self._biases):
+            self.bias = torch.zeros(sum(self.sizes), dtype=dtype, device=self.weight.device)
+        ranks = [0 if adapter is None else adapter[0].shape[0] for adapter in self._adapters]
+        self.a_RD = self.b_OR = None
+        if any(ranks):
+            self.a_RD = torch.zeros(sum(ranks), self.weight.shape[1], dtype=dtype, device=self.weight.device)
+            self.b_OR = torch.zeros(sum(self.sizes), sum(ranks), dtype=dtype, device=self.weight.device)
+        self._ranks = ranks
+
+    def copies(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is rounded before a rollout: to, from."""
+        if self._rounded:
+            yield from zip(torch.split(self.weight, self.sizes), self._sources, strict=True)
+        if self.bias is not None:
+            for part, bias in zip(torch.split(self.bias, self.sizes), self._biases, strict=True):
+                if bias is not None:
+                    yield part, bias
+        if self.a_RD is not None and self.b_OR is not None:
+            out = rank = 0
+            for size, width, adapter in zip(self.sizes, self._ranks, self._adapters, strict=True):
+                if adapter is not None:
+                    a, b, scale = adapter
+                    yield self.a_RD[rank : rank + width], a
+                    yield self.b_OR[out : out + size, rank : rank + width], b if scale == 1 else b * scale
+                out, rank = out + size, rank + width
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight, self.bias)
+        if self.a_RD is None or self.b_OR is None:
+            return out
+        return out.addmm_(F.linear(x, self.a_RD), self.b_OR.t())
+
+    def wide(self, x: Tensor) -> Tensor:
+        """The same, where it can be not rounded to a narrower type: logits around 20 would lose their second digit."""
+        if self.a_RD is not None or self.bias is not None or not wide("mm", x.dtype, x.device):
+            return self(x)
+        out = torch.empty(len(x), len(self.weight), dtype=torch.float32, device=x.device)
+        product(x, self.weight.t(), out)
+        return out
+
+
+def _unwrapped(module: Any) -> tuple[nn.Linear, tuple[Tensor, Tensor, float] | None]:
+    """A linear layer and the adapter that is active on it."""
+    if hooked(module):
+        raise Unsupported("a hook watches it")
+    if type(module) is nn.Linear:
+        return module, None
+    base = getattr(module, "base_layer", None)
+    active = getattr(module, "active_adapters", None)
+    if type(base) is not nn.Linear or active is None or not hasattr(module, "lora_A"):
+        raise Unsupported(f"it has a {type(module).__name__}")
+    if module.merged or module.disable_adapters:
+        active = []
+    active = [name for name in active if name in module.lora_A]
+    variants = getattr(module, "lora_variant", {})
+    if len(active) > 1 or any(name in variants for name in active) or any(module.lora_bias.get(n) for n in active):
+        raise Unsupported("its adapter is more than one plain LoRA")
+    if not active:
+        return base, None
+    name = active[0]
+    return base, (module.lora_A[name].weight, module.lora_B[name].weight, float(module.scaling[name]))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of the common layout."""
+
+    how: Attention
+    before: Norm
+    qkv: Linears
+    qk_norms: tuple[Tensor, Tensor, float] | None
+    """Weights for queries and for keys."""
+    out: Linears
+    between: Norm
+    gate_up: Linears
+    down: Linears
+
+
+class FusedDecoder:
+    """norm → q, k, v → attention → out → norm → gate, up → down, in eight kernels a layer."""
+
+    def __init__(self, module: ModuleDecoder, positions: int) -> None:
+        model: Any = module.model.get_base_model() if hasattr(module.model, "get_base_model") else module.model
+        layout = DecoderLayout.of(model)
+        self.gelu, self.dtype, self.vocabulary = layout.gelu, module.dtype, module.vocabulary
+        self.layers: Sequence[Attention] = module.layers
+        self.embedding = layout.embedding.weight.data
+        self.parts = [self._layer(parts, how) for parts, how in zip(layout.layers, self.layers, strict=True)]
+        self.norm = layout.norm
+        self.head = Linears([layout.head], self.dtype)
+        self.cos, self.sin = layout.rotations(torch.arange(positions, device=self.embedding.device))
+        self.refresh()
+
+    def _layer(self, parts: LayerParts, how: Attention) -> Layer:
+        norms = None
+        if parts.q_norm is not None and parts.k_norm is not None:
+            norms = parts.q_norm.weight.data, parts.k_norm.weight.data, parts.q_norm.eps
+        return Layer(
+            how,
+            parts.before,
+            Linears([parts.q, parts.k, parts.v], self.dtype),
+            norms,
+            Linears([parts.out], self.dtype),
+            parts.between,
+            Linears([parts.gate, parts.up], self.dtype),
+            Linears([parts.down], self.dtype),
+        )
+
+    def _linears(self) -> Iterator[Linears]:
+        for layer in self.parts:
+            yield from (layer.qkv, layer.out, layer.gate_up, layer.down)
+        yield self.head
+
+    def refresh(self) -> None:
+        """Round what is kept in a wider type again."""
+        copies = [pair for part in self._linears() for pair in part.copies()]
+        if copies:
+            to, of = zip(*copies, strict=True)
+            torch._foreach_copy_(list(to), list(of))
+
+    def body(self, ids_M: Tensor, attention: Callable[[int, Layer, Tensor], Tensor]) -> Tensor:
+        """(M, D) what the head reads; `attention` gets q, k and v side by side."""
+        hidden_MD, delta_MD = F.embedding(ids_M, self.embedding), None
+        for number, layer in enumerate(self.parts):
+            x_MD = add_norm(hidden_MD, delta_MD, layer.before.weight.data, layer.before.eps, self.dtype)
+            x_MD = layer.out(attention(number, layer, layer.qkv(x_MD)))
+            x_MD = add_norm(hidden_MD, x_MD, layer.between.weight.data, layer.between.eps, self.dtype)
+            delta_MD = layer.down(gate(layer.gate_up(x_MD), self.gelu))
+        return add_norm(hidden_MD, delta_MD, self.norm.weight.data, self.norm.eps, self.dtype)
+
+    def decode(self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False) -> Tensor:
+        """(S, V) logits behind each slot's token."""
+
+        def attention(number: int, layer: Layer, qkv: Tensor) -> Tensor:
+            q, k, v = torch.split(qkv, layer.qkv.sizes, 1)
+            rope, norm = (self.cos, self.sin), layer.qk_norms
+            kept = blocks.kv_cache[number]
+            return attend(
+                layer.how, q, k, v, *kept, table_SB, state_FS, rope=rope, norm=norm, share_prompts=share_prompts
+            )
+
+        return self.head.wide(self.body(state_FS[1, : len(table_SB)], attention))
+
+    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager) -> None:
+        """Keys and values of prompts, padded on the right, into their blocks."""
+        rows, steps = ids_PT.shape
+        places = Places.of(table_PB, length_P, steps, blocks.block_size)
+
+        def attention(number: int, layer: Layer, qkv: Tensor) -> Tensor:
+            where = *blocks.kv_cache[number], places.block_M, places.offset_M
+            q, k = rope_and_store(layer.how, qkv, *where, steps, (self.cos, self.sin), layer.qk_norms)
+            v = qkv[:, -layer.qkv.sizes[-1] :]
+            q, k, v = (states.view(rows, steps, -1, layer.how.head_dim).transpose(1, 2) for states in (q, k, v))
+            return causal(q, k, v, layer.how).reshape(rows * steps, -1)
+
+        self.body(ids_PT.flatten(), attention)
