@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ from grpo.config import ConfigError
 from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
 from grpo.language.engines.linears import laid_out
-from grpo.language.engines.sampling import StopTexts, draw, uniforms
+from grpo.language.engines.sampling import Drawn, StopTexts, draw, uniforms
 from grpo.language.scoring.head import unrounded
 
 if TYPE_CHECKING:
@@ -32,6 +33,66 @@ if TYPE_CHECKING:
 
 TOKENS_AT_A_TIME = 16_384
 """Of prompts in one pass: enough to keep a GPU busy, and little memory."""
+
+
+@dataclass
+class LiveRows:
+    """The rows of a batch that are still written, and what of each must shrink together."""
+
+    row_N: Tensor
+    """Their numbers in the batch."""
+    length_N: Tensor
+    """Of the prompt."""
+    limit_N: Tensor
+    mask_NT: Tensor | None
+    """1 where there is a token; None: nothing is padded, and attention takes its faster paths."""
+    seen_NV: Tensor | None
+    """For the repetition penalty: the tokens of prompt and completion."""
+    cache: Any
+
+    def keep(self, going: Tensor) -> None:
+        """These of them go on."""
+        self.row_N, self.length_N, self.limit_N = self.row_N[going], self.length_N[going], self.limit_N[going]
+        self.mask_NT = None if self.mask_NT is None else self.mask_NT[going]
+        self.seen_NV = None if self.seen_NV is None else self.seen_NV[going]
+        self.cache.batch_select_indices(going)
+
+    def append(self, token_N: Tensor) -> None:
+        """A token more in each."""
+        if self.seen_NV is not None:
+            self.seen_NV.scatter_(1, token_N[:, None], True)
+        if self.mask_NT is not None:
+            self.mask_NT = nn.functional.pad(self.mask_NT, (0, 1), value=1)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is written in all rows of a batch, whether or not they go on."""
+
+    made_NT: Tensor
+    logp_NT: Tensor
+    kept_NT: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, steps: int, pad: int, device: torch.device) -> Written:
+        """Nothing yet."""
+        shape = (rows, steps)
+        made_NT = torch.full(shape, pad, device=device)
+        return cls(made_NT, torch.zeros(shape, device=device), torch.ones(shape, device=device))
+
+    def put(self, row_N: Tensor, t: int, drawn: Drawn) -> None:
+        """What was drawn in these rows."""
+        self.made_NT[row_N, t], self.logp_NT[row_N, t] = drawn.token_N, drawn.logp_N
+        if drawn.kept_N is not None:
+            self.kept_NT[row_N, t] = drawn.kept_N
+
+    def completion(self, row: int, length: int, stop: Stop, greedy: bool) -> Completion:
+        """A row that has ended."""
+        logp_T = self.logp_NT[row, :length].cpu()
+        if not math.isfinite(float(logp_T.sum())):
+            raise FloatingPointError("the model's logits are not finite: its weights hold NaN or infinity, or overflow")
+        kept = None if greedy else float(self.kept_NT[row, :length].mean())
+        return Completion(self.made_NT[row, :length].cpu(), logp_T, stop, kept)
 
 
 class InlineEngine:
@@ -177,73 +238,61 @@ class InlineEngine:
     ) -> Iterator[tuple[int, Completion]]:
         """A row's number in the batch and its completion, as rows end."""
         device, steps = next(self.model.parameters()).device, max(limits)
-        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        source_N = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
-        logits_PV, cache = self._read(list(distinct), device)
-        logits_NV = logits_PV[source_N]  # the group shares what was read
-        cache.batch_select_indices(source_N)
-        give_room(cache)
-        _, mask_NT = left_padded(prompts, self.tokens.pad, device)
-        padded = not bool(mask_NT.all())
-        seen_NV = None
-        if sampling.repetition_penalty != 1.0:
-            seen_NV = torch.zeros_like(logits_NV, dtype=torch.bool)
-            for row_V, prompt in zip(seen_NV, prompts, strict=True):
-                row_V[list(prompt)] = True
-
-        rows = len(prompts)
-        live_N = torch.arange(rows, device=device)
-        length_N = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        limit_N = torch.tensor(limits, device=device)
+        live, logits_NV = self._prefill(prompts, limits, sampling.repetition_penalty != 1.0, device)
         eos = torch.tensor(sorted(self.tokens.eos), dtype=torch.long, device=device)
         stops = StopTexts(self.tokens.tokenizer, sampling.stop) if sampling.stop else None
         uniform_NT = uniforms(seeds, steps).to(device)
-        made_NT = torch.full((rows, steps), self.tokens.pad, device=device)
-        logp_NT = torch.zeros(rows, steps, device=device)
-        kept_NT = torch.ones(rows, steps, device=device)
-
-        def completion(row: int, length: int, stop: Stop) -> Completion:
-            logp_T = logp_NT[row, :length].cpu()
-            if not math.isfinite(float(logp_T.sum())):
-                raise FloatingPointError(
-                    "the model's logits are not finite: its weights hold NaN or infinity, or overflow"
-                )
-            kept = None if sampling.temperature == 0.0 else float(kept_NT[row, :length].mean())
-            return Completion(made_NT[row, :length].cpu(), logp_T, stop, kept)
-
+        written = Written.empty(len(prompts), steps, self.tokens.pad, device)
         for t in range(steps):
-            drawn = draw(logits_NV, sampling, uniform_NT[live_N, t], seen_NV)
-            made_NT[live_N, t], logp_NT[live_N, t] = drawn.token_N, drawn.logp_N
-            if drawn.kept_N is not None:
-                kept_NT[live_N, t] = drawn.kept_N
+            drawn = draw(logits_NV, sampling, uniform_NT[live.row_N, t], live.seen_NV)
+            written.put(live.row_N, t, drawn)
             eos_N = torch.isin(drawn.token_N, eos)
             stop_N = torch.zeros_like(eos_N)
             if stops is not None:
-                texts = stops.reached(made_NT[live_N, max(0, t + 1 - stops.tail) : t + 1].tolist())
+                texts = stops.reached(written.made_NT[live.row_N, max(0, t + 1 - stops.tail) : t + 1].tolist())
                 stop_N = torch.tensor(texts, device=device) & ~eos_N
-            over_N = eos_N | stop_N | (limit_N[live_N] <= t + 1)
+            over_N = eos_N | stop_N | (live.limit_N <= t + 1)
+            token_N = drawn.token_N
             if bool(over_N.any()):
-                why: dict[tuple[bool, bool], Stop] = {(True, False): "eos", (False, True): "stop"}
-                for row, eos_now, stop_now in zip(
-                    live_N[over_N].tolist(), eos_N[over_N].tolist(), stop_N[over_N].tolist(), strict=True
-                ):
-                    yield row, completion(row, t + 1, why.get((eos_now, stop_now), "length"))
+                over = (x[over_N].tolist() for x in (live.row_N, eos_N, stop_N))
+                for row, by_eos, by_stop in zip(*over, strict=True):
+                    reason: Stop = "eos" if by_eos else "stop" if by_stop else "length"
+                    yield row, written.completion(row, t + 1, reason, greedy=sampling.temperature == 0.0)
                 going = (~over_N).nonzero()[:, 0]
                 if not len(going):
                     break
-                live_N, mask_NT, token_N = live_N[going], mask_NT[going], drawn.token_N[going]
-                seen_NV = None if seen_NV is None else seen_NV[going]
-                cache.batch_select_indices(going)
-            else:
-                token_N = drawn.token_N
-            if seen_NV is not None:
-                seen_NV.scatter_(1, token_N[:, None], True)
-            if padded:
-                mask_NT = nn.functional.pad(mask_NT, (0, 1), value=1)
-            position_N1 = length_N[live_N, None] + t
-            logits_NV = self._forward(token_N[:, None], position_N1, mask_NT if padded else None, cache)
+                live.keep(going)
+                token_N = token_N[going]
+            live.append(token_N)
+            logits_NV = self._forward(token_N[:, None], live.length_N[:, None] + t, live.mask_NT, live.cache)
 
-    def _read(self, prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Any]:
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]], limits: Sequence[int], penalty: bool, device: torch.device
+    ) -> tuple[LiveRows, Tensor]:
+        """All rows, and the logits behind their prompts; rows of one prompt share what was read."""
+        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+        source_N = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
+        logits_PV, cache = self._prefill_distinct(list(distinct), device)
+        logits_NV = logits_PV[source_N]
+        cache.batch_select_indices(source_N)
+        give_room(cache)
+        _, mask_NT = left_padded(prompts, self.tokens.pad, device)
+        seen_NV = None
+        if penalty:
+            seen_NV = torch.zeros_like(logits_NV, dtype=torch.bool)
+            for row_V, prompt in zip(seen_NV, prompts, strict=True):
+                row_V[list(prompt)] = True
+        live = LiveRows(
+            row_N=torch.arange(len(prompts), device=device),
+            length_N=torch.tensor([len(prompt) for prompt in prompts], device=device),
+            limit_N=torch.tensor(limits, device=device),
+            mask_NT=None if bool(mask_NT.all()) else mask_NT,
+            seen_NV=seen_NV,
+            cache=cache,
+        )
+        return live, logits_NV
+
+    def _prefill_distinct(self, prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Any]:
         """Logits behind every prompt, and the cache that holds them, padded on the left.
 
         `prompts` come shortest first; those of similar length are read together.
