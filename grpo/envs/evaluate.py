@@ -11,8 +11,7 @@ import numpy as np
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory
 from grpo.envs.serial import name_of
-
-RESAMPLES = 2000
+from grpo.statistics import bootstrap, wilson
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Evaluation:
             "length": float(self.length_E.mean()),
         }
         if len(known_E):
-            low, high = share_interval(known_E)
+            low, high = wilson(known_E)
             found |= {"success": float(known_E.mean()), "success_low": low, "success_high": high}
         return found | ({"failed": float(self.failed)} if self.failed else {})
 
@@ -52,7 +51,7 @@ class Evaluation:
 
 
 def _row(name: str, value_E: np.ndarray) -> dict[str, Any]:
-    low, high = share_interval(value_E) if name == "success" else interval(value_E)
+    low, high = wilson(value_E) if name == "success" else bootstrap(value_E)
     return {
         "quantity": name,
         "mean": float(value_E.mean()),
@@ -63,23 +62,6 @@ def _row(name: str, value_E: np.ndarray) -> dict[str, Any]:
         "max": float(value_E.max()),
         "episodes": len(value_E),
     }
-
-
-def interval(value_E: np.ndarray, share: float = 0.95) -> tuple[float, float]:
-    """Percentile bootstrap of the mean, the same every time."""
-    random = np.random.default_rng(0)
-    means = value_E[random.integers(0, len(value_E), (RESAMPLES, len(value_E)))].mean(1)
-    tail = 50 * (1 - share)
-    low, high = np.percentile(means, [tail, 100 - tail])
-    return float(low), float(high)
-
-
-def share_interval(value_E: np.ndarray, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of yes and no, which 20 of 20 does not shrink to a point."""
-    count, share = len(value_E), float(value_E.mean())
-    middle, spread = share + z * z / (2 * count), z * np.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
-    low, high = (middle - spread) / (1 + z * z / count), (middle + spread) / (1 + z * z / count)
-    return max(float(low), 0.0), min(float(high), 1.0)
 
 
 def rendered(env: EnvFactory | gym.Env[Any, Any], mode: str | None) -> gym.Env[Any, Any]:

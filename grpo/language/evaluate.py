@@ -12,12 +12,12 @@ from grpo.config import ConfigError
 from grpo.language.data.prompts import Prompts
 from grpo.language.rewards.maths import extract, same
 from grpo.language.samples import Sample
+from grpo.statistics import bootstrap, wilson
 from grpo.workers import Pool
 
 if TYPE_CHECKING:
     from grpo.language.source import LanguageSource
 
-RESAMPLES = 2000
 EVALUATION = 1
 """The stream of randomness; training has another."""
 
@@ -133,17 +133,9 @@ def pass_at(right_PS: np.ndarray, k: int) -> np.ndarray:
     return np.array([1 - math.comb(count - int(c), k) / total for c in np.nansum(right_PS, axis=1)])
 
 
-def interval(value_P: np.ndarray, resamples: int = RESAMPLES) -> tuple[float, float]:
+def interval(value_P: np.ndarray) -> tuple[float, float]:
     """95 % interval of the mean: Wilson's for a proportion of ones, else a bootstrap over prompts."""
-    count, mean = len(value_P), float(value_P.mean())
-    if np.isin(value_P, (0.0, 1.0)).all():
-        z = 1.96
-        middle, spread = mean + z**2 / (2 * count), z * math.sqrt(mean * (1 - mean) / count + z**2 / (4 * count**2))
-        return max((middle - spread) / (1 + z**2 / count), 0.0), min((middle + spread) / (1 + z**2 / count), 1.0)
-    random = np.random.default_rng(0)
-    means = value_P[random.integers(0, count, (resamples, count))].mean(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+    return wilson(value_P) if np.isin(value_P, (0.0, 1.0)).all() else bootstrap(value_P)
 
 
 def _mean(value_PS: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 from grpo.control import GRPOTrainer
 from grpo.control.evaluate import Player, watch
 from grpo.control.groups import EVALUATION, seeds
-from grpo.envs.evaluate import Evaluation, interval, rendered
+from grpo.envs.evaluate import Evaluation, rendered
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory
 from tests.faults import envs
@@ -80,18 +80,6 @@ def test_an_only_copy_is_lent_for_evaluation_and_given_back():
 
 
 # --- numbers --------------------------------------------------------------------------------------------------------
-
-
-def test_the_interval_is_that_of_the_mean():
-    value_E = np.random.default_rng(0).normal(10.0, 2.0, 400)
-    low, high = interval(value_E)
-    half = 1.96 * value_E.std() / 20
-    assert low == pytest.approx(value_E.mean() - half, abs=0.1 * half)
-    assert high == pytest.approx(value_E.mean() + half, abs=0.1 * half)
-    assert interval(value_E) == (low, high)
-    narrow = interval(value_E, 0.5)
-    assert low < narrow[0] < narrow[1] < high
-    assert interval(np.array([3.0, 3.0])) == (3.0, 3.0) == interval(np.array([3.0]))
 
 
 def test_metrics_and_table_say_what_is_known():

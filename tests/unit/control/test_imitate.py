@@ -9,7 +9,6 @@ from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
 from grpo.control.groups import EXPERT, seeds
 from grpo.control.imitate import _rows, read, shown_by, write
-from grpo.envs.evaluate import share_interval
 from grpo.envs.fleet import EnvError
 from grpo.envs.heads import make_head
 from tests.unit.control.reach import Reach
@@ -262,10 +261,3 @@ def test_an_action_becomes_a_record_and_is_the_same_action_again(name):
     recorded = head.from_env(actions)
     assert recorded.shape == (50, *head.shape) and recorded.dtype == head.dtype
     np.testing.assert_allclose(head.to_env(recorded), actions, atol=near)
-
-
-def test_a_share_s_interval_is_wilsons():
-    low, high = share_interval(np.ones(20))
-    assert high == 1.0 and low == pytest.approx(0.8389, abs=1e-3)
-    low, high = share_interval(np.repeat([0.0, 1.0], 10))
-    assert (low, high) == (pytest.approx(0.2993, abs=1e-3), pytest.approx(0.7007, abs=1e-3))
