@@ -108,6 +108,16 @@ class State:
     arrays: Mapping[str, Array]
 
 
+def part(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
+    """Of a state's arrays those called `name/…`, by the rest of their names."""
+    return {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+
+
+def as_part(name: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The way back: these arrays as `name/…`, to stand beside other parts of a state."""
+    return {f"{name}/{key}": array for key, array in arrays.items()}
+
+
 @runtime_checkable
 class SequencePolicy(Protocol):
     """Scores recorded decisions, differentiably: rows × decisions in, log-probs of the same shape out.

@@ -23,7 +23,18 @@ from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
 from grpo.models import ModelPolicy, ModelReference, ModelSource, moved
 from grpo.objective import objective
-from grpo.protocols import Collected, CollectRequest, Phase, Reference, RolloutSource, SequencePolicy, State, no_phase
+from grpo.protocols import (
+    Collected,
+    CollectRequest,
+    Phase,
+    Reference,
+    RolloutSource,
+    SequencePolicy,
+    State,
+    as_part,
+    no_phase,
+    part,
+)
 from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
 from grpo.rollouts import Rollouts
 from grpo.seeding import update_generator
@@ -329,9 +340,9 @@ class Trainer:
 
     def state(self) -> State:
         """Everything the next step depends on, between steps; copies, so that later steps do not change them."""
-        arrays = {f"policy/{name}": p.detach().clone() for name, p in self.policy.parameters().items()}
+        arrays = as_part("policy", _copies(self.policy.parameters()))
         if self.reference is not None:
-            arrays |= {f"reference/{name}": p.detach().clone() for name, p in self.reference.parameters().items()}
+            arrays |= as_part("reference", _copies(self.reference.parameters()))
         values: dict[str, Any] = {
             "steps_done": self.steps_done,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
@@ -340,9 +351,9 @@ class Trainer:
         if self.optimizer is not None:
             values["optimizer"], tensors = _flattened(self.optimizer.state_dict())
             values["optimizer_kind"] = type(self.optimizer).__name__
-            arrays |= {f"optimizer/{name}": tensor for name, tensor in tensors.items()}
+            arrays |= as_part("optimizer", tensors)
         source = self.source.state()
-        arrays |= {f"source/{name}": _copied(array) for name, array in source.arrays.items()}
+        arrays |= as_part("source", _copies(source.arrays))
         return State(values | {"source": dict(source.values)}, arrays)
 
     @torch.no_grad()
@@ -354,12 +365,12 @@ class Trainer:
         if state.values.get("optimizer_kind") != kind:
             saved = state.values.get("optimizer_kind") or "no optimizer"
             raise ValueError(f"the state was saved with {saved}, this trainer has {kind or 'none'}; use the same")
-        _copy_into(self.policy.parameters(), _part(state, "policy"), "policy")
+        _copy_into(self.policy.parameters(), part(state.arrays, "policy"), "policy")
         if self.reference is not None:
-            _copy_into(self.reference.parameters(), _part(state, "reference"), "reference")
+            _copy_into(self.reference.parameters(), part(state.arrays, "reference"), "reference")
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(_unflattened(state.values["optimizer"], _part(state, "optimizer")))
-        self.source.load_state(State(state.values["source"], _part(state, "source")))
+            self.optimizer.load_state_dict(_unflattened(state.values["optimizer"], part(state.arrays, "optimizer")))
+        self.source.load_state(State(state.values["source"], part(state.arrays, "source")))
         self.policy.version = int(state.values["version"])
         self.steps_done = int(state.values["steps_done"])
         self._nonfinite_in_a_row = int(state.values["nonfinite_in_a_row"])
@@ -386,13 +397,8 @@ def _renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:
     return rollouts.but(group_N=torch.tensor(ids, device=rollouts.group_N.device))
 
 
-def _copied(array: Any) -> Any:
-    return array.detach().clone() if isinstance(array, Tensor) else copy.copy(array)
-
-
-def _part(state: State, kind: str) -> dict[str, Any]:
-    """The arrays of one part, under their own names."""
-    return {name.partition("/")[2]: array for name, array in state.arrays.items() if name.startswith(f"{kind}/")}
+def _copies(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x.detach().clone() if isinstance(x, Tensor) else copy.copy(x) for name, x in arrays.items()}
 
 
 def _copy_into(parameters: Mapping[str, Tensor], saved: Mapping[str, Any], kind: str) -> None:

@@ -43,7 +43,7 @@ from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import each, layout, stack, take
-from grpo.protocols import Collected, CollectRequest, State
+from grpo.protocols import Collected, CollectRequest, State, as_part, part
 from grpo.rollouts import Rollouts, Status
 from grpo.seeding import generator
 
@@ -362,16 +362,16 @@ class ControlSource:
         """Counters, scaling, critic, a module's buffers, streams under way; other episodes begin anew every step."""
         values: dict[str, Any] = {"env_steps": self.env_steps, "episodes": self.episodes, "count": self.scaling.count}
         values |= {"cold": self.cold, "way": self.policy.way}
-        arrays: dict[str, Any] = {f"scaling/{name}": torch.as_tensor(x) for name, x in self.scaling.arrays().items()}
-        arrays |= {f"buffer/{name}": x.detach().clone() for name, x in self.policy.network.named_buffers()}
+        parts: dict[str, Mapping[str, Any]] = {"scaling": self.scaling.arrays()}
+        parts["buffer"] = {name: x.detach().clone() for name, x in self.policy.network.named_buffers()}
         if self.critic is not None:
-            arrays |= {f"critic/{name}": x for name, x in self.critic.arrays().items()}
+            parts["critic"] = self.critic.arrays()
         if self.fitted is not None:
-            arrays |= {f"fitted/{name}": torch.as_tensor(x) for name, x in self.fitted.arrays().items()}
+            parts["fitted"] = self.fitted.arrays()
         if self.streams is not None:
-            values["streams"] = self.streams.values()
-            arrays |= {f"streams/{name}": torch.as_tensor(x) for name, x in self.streams.arrays().items()}
-        return State(values, arrays)
+            values["streams"], parts["streams"] = self.streams.values(), self.streams.arrays()
+        named = {key: x for name, arrays in parts.items() for key, x in as_part(name, arrays).items()}
+        return State(values, {key: torch.as_tensor(x) for key, x in named.items()})
 
     def expect_way(self, values: Mapping[str, Any]) -> None:
         """Refuse weights that were learned for pictures read another way: they would fit, and see something else."""
@@ -385,21 +385,17 @@ class ControlSource:
         """Go on from there."""
         self.env_steps, self.episodes = int(state.values["env_steps"]), int(state.values["episodes"])
         self.cold = bool(state.values.get("cold", False))
-
-        def part(kind: str) -> dict[str, Any]:
-            named = {name.partition("/")[2]: x for name, x in state.arrays.items() if name.startswith(f"{kind}/")}
-            return {name: np.asarray(x) for name, x in named.items()}
-
-        self.scaling.load(float(state.values["count"]), part("scaling"))
-        buffers, kept = dict(self.policy.network.named_buffers()), part("buffer")
-        for name, buffer in buffers.items():
-            buffer.copy_(torch.as_tensor(kept[name]))
+        kept = {name: np.asarray(x) for name, x in state.arrays.items()}
+        self.scaling.load(float(state.values["count"]), part(kept, "scaling"))
+        buffers = part(kept, "buffer")
+        for name, buffer in self.policy.network.named_buffers():
+            buffer.copy_(torch.as_tensor(buffers[name]))
         if self.critic is not None:
-            self.critic.load(part("critic"))
+            self.critic.load(part(kept, "critic"))
         if self.fitted is not None:
-            self.fitted.load(part("fitted"))
+            self.fitted.load(part(kept, "fitted"))
         if self.streams is not None:
-            self.streams.load(state.values["streams"], part("streams"))
+            self.streams.load(state.values["streams"], part(kept, "streams"))
 
     def metrics(self) -> Mapping[str, float | None]:
         """Of the episodes collected last."""
