@@ -3,13 +3,13 @@
 One decision, no state: a policy of V logits pulls an arm, the arm pays. Every `phase_length` steps the payoffs change;
 the policy is never told, so it must settle on the best arm and still find the next one.
 
-A room is five things around the shared trainer, here in this order:
+A room is four things around the shared trainer, here in this order:
 
     1. a config     `GRPOConfig` with what your domain adds; wrong settings are refused here, in one line
     2. a policy     scores recorded decisions, differentiably        grpo.protocols.SequencePolicy
-    3. a reference  the policy that the KL is measured to            grpo.protocols.Reference (only if beta > 0)
-    4. a source     samples tries, rewards them, makes `Rollouts`    grpo.protocols.RolloutSource
-    5. make_trainer puts them into `GRPOTrainer`, which never hears what an arm is
+    3. a source     samples tries, rewards them, makes `Rollouts`    grpo.protocols.RolloutSource
+    4. make_trainer puts them into `GRPOTrainer`, which never hears what an arm is; if beta > 0 with a frozen copy of
+                    the policy, which the KL is measured to          grpo.reference.FrozenReference
 
 Two rules make a run repeatable and resumable. Randomness comes from (seed, step, attempt), never from a generator that
 lives on between calls. What the next step depends on is in `parameters()` or in `state()`, nowhere else.
@@ -39,6 +39,7 @@ from grpo.config import GRPOConfig
 from grpo.core.kl import exact_entropy
 from grpo.models import moved
 from grpo.protocols import Collected, CollectRequest, Reference, State
+from grpo.reference import FrozenReference
 from grpo.rollouts import Rollouts, Scores, by_cost
 from grpo.run.trainer import GRPOTrainer
 from grpo.seeding import generator
@@ -145,27 +146,7 @@ class SoftmaxPolicy:
         """… and sampling."""
 
 
-# 3. the reference
-class FrozenPolicy:
-    """The policy as it was when this was made, until the trainer syncs it."""
-
-    def __init__(self, policy: SoftmaxPolicy) -> None:
-        self._logits_V = policy.logits_V.detach().clone()
-
-    def score(self, rows: Rollouts) -> Tensor:
-        """Its log-probs of the arms that were pulled."""
-        return self._logits_V.log_softmax(0)[rows.inputs][:, None]
-
-    def sync(self, policy: Mapping[str, Tensor], alpha: float) -> None:
-        """reference ← α·policy + (1−α)·reference."""
-        self._logits_V.lerp_(policy["logits"].detach(), alpha)
-
-    def parameters(self) -> Mapping[str, Tensor]:
-        """What a checkpoint keeps of it."""
-        return {"logits": self._logits_V}
-
-
-# 4. the source
+# 3. the source
 class BanditSource:
     """Pulls arms with the policy and pays for them. It alone knows the phase."""
 
@@ -239,7 +220,7 @@ class BanditSource:
         """Nothing to close."""
 
 
-# 5. the trainer
+# 4. the trainer
 class BanditTrainer(GRPOTrainer):
     """The trainer that everyone shares; runs of it are called `bandit`."""
 
@@ -249,7 +230,7 @@ class BanditTrainer(GRPOTrainer):
 def make_trainer(config: BanditConfig) -> GRPOTrainer:
     """A trainer that starts from uniform play."""
     policy: SoftmaxPolicy = moved(SoftmaxPolicy(torch.zeros(config.arms)), config.device)
-    reference: Reference | None = FrozenPolicy(policy) if config.algorithm.beta else None
+    reference: Reference | None = FrozenReference.copy_of(policy) if config.algorithm.beta else None
     make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[config.optimizer]
     optimizer = make([policy.logits_V], lr=config.learning_rate, weight_decay=config.weight_decay)
     return BanditTrainer(config, policy, reference, optimizer=optimizer, source=BanditSource(policy, config))

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from grpo.capabilities import ScoresRows
-from grpo.models import ModelPolicy, ModelReference, ModelSource
+from grpo.models import ModelPolicy, ModelSource
 from grpo.promises import NEEDED, PROMISES, Flaw, Room, flaws_of
+from grpo.reference import FrozenReference
 
 GROUP_SIZE = 4
 """Tries from each state, where a user's own models are checked."""
@@ -86,7 +87,7 @@ def _room(policy: Any, source: Any, reference: Any, states: Sequence[Any] | None
             raise TypeError("check() needs states= beside a reward model: a few that your policy can be asked about")
         source = ModelSource(seat, source, GROUP_SIZE, states, len(states))
     if reference is not None and not isinstance(reference, ScoresRows):
-        reference = ModelReference(reference)
+        reference = FrozenReference(ModelPolicy(reference))
     return Room(seat, source, reference)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from grpo.capabilities import GivesEntropy, GivesMask
+from grpo.errors import line
 from grpo.protocols import (
     POLICY_METHODS,
     REWARD_METHODS,
@@ -20,6 +21,7 @@ from grpo.protocols import (
     State,
     expect_methods,
 )
+from grpo.reference import FrozenReference
 from grpo.rollouts import Rollouts, Scores, by_cost
 
 
@@ -103,44 +105,14 @@ class ModelPolicy:
         self.model.eval()
 
 
-class ModelReference:
-    """A frozen PolicyModel; a snapshot of the policy where none is given."""
-
-    def __init__(self, model: PolicyModel) -> None:
-        self._policy = ModelPolicy(model)
-        self._policy.eval()
-        for tensor in self._policy.parameters().values():
-            tensor.requires_grad_(False)
-
-    @staticmethod
-    def snapshot(policy: PolicyModel) -> ModelReference:
-        """A copy of the policy as it is now."""
-        try:
-            return ModelReference(copy.deepcopy(policy))
-        except Exception as error:
-            raise TypeError(
-                f"the policy cannot be copied for a reference ({type(error).__name__}: {error}); pass "
-                "reference_policy, or set beta=0"
-            ) from error
-
-    @torch.no_grad()
-    def score(self, rows: Rollouts) -> Tensor:
-        """Reference log-probs of the recorded decisions."""
-        return self._policy.score(rows).logp_NT
-
-    @torch.no_grad()
-    def sync(self, policy: Mapping[str, Tensor], alpha: float) -> None:
-        """reference ← α·policy + (1−α)·reference."""
-        own = self._policy.parameters()
-        missing = sorted(set(policy) ^ set(own))
-        if missing:
-            raise ValueError(f"policy and reference have different parameters ({', '.join(missing[:3])}); cannot sync")
-        for name, tensor in own.items():
-            tensor.lerp_(policy[name].to(tensor), alpha)
-
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The reference's tensors by name."""
-        return self._policy.parameters()
+def reference_of(policy: PolicyModel) -> FrozenReference:
+    """A copy of the policy as it is now."""
+    try:
+        return FrozenReference(ModelPolicy(copy.deepcopy(policy)))
+    except Exception as error:
+        raise TypeError(
+            f"the policy cannot be copied for a reference ({line(error)}); pass reference_policy, or set beta=0"
+        ) from error
 
 
 class ModelSource:

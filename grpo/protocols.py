@@ -159,7 +159,7 @@ class SequencePolicy(Protocol):
 class Reference(Protocol):
     """The policy the KL is measured to: it does not learn, and follows the policy only when it is told to.
 
-    `grpo.reference.FrozenActor(policy)` is one for any policy that can be copied. By hand:
+    `grpo.reference.FrozenReference.copy_of(policy)` is one for any policy that can be copied. By hand:
 
     >>> class Frozen:
     ...     def __init__(self, policy):

@@ -21,7 +21,7 @@ from grpo.config import GRPOConfig
 from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
-from grpo.models import ModelPolicy, ModelReference, ModelSource, moved
+from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
 from grpo.protocols import (
     Collected,
@@ -35,6 +35,7 @@ from grpo.protocols import (
     no_phase,
     part,
 )
+from grpo.reference import FrozenReference
 from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
 from grpo.rollouts import Rollouts
 from grpo.seeding import update_generator
@@ -306,9 +307,9 @@ class Trainer:
         if reference_policy is None and isinstance(policy, ScoresRows):
             raise TypeError("beta > 0 needs reference_policy=, a grpo.protocols.Reference, beside a SequencePolicy")
         if reference_policy is None:
-            return ModelReference.snapshot(policy)
+            return reference_of(policy)
         scores_rows = isinstance(reference_policy, ScoresRows)
-        return reference_policy if scores_rows else ModelReference(moved(reference_policy, self.config.device))
+        return reference_policy if scores_rows else FrozenReference(ModelPolicy(reference_policy, self.config.device))
 
     def _sync_reference(self) -> None:
         every = self.config.ref_sync_steps

@@ -38,7 +38,7 @@ from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.video import can_show
 from grpo.models import moved
 from grpo.protocols import State
-from grpo.reference import FrozenActor
+from grpo.reference import FrozenReference
 from grpo.report import StepReport
 from grpo.run.config import RunConfig
 from grpo.run.trainer import GRPOTrainer as RunTrainer
@@ -137,7 +137,7 @@ class GRPOTrainer(RunTrainer):
         policy, scaling = _policy(config, fleet, actor)
         source = ControlSource(policy, scaling, fleet, world, config)
         recipe = config.algorithm
-        reference = FrozenActor(policy) if recipe.beta and recipe.kl_to == "reference" else None
+        reference = FrozenReference.copy_of(policy) if recipe.beta and recipe.kl_to == "reference" else None
         hooks: list[Hook] = [WarmStart(source), *([TutorialNames()] if self.tutorial else [])]
         optimizer = _optimizer(optimizer, policy, config)
         super().__init__(config, policy, reference, optimizer=optimizer, source=source, hooks=hooks)

@@ -22,7 +22,7 @@ from grpo.envs.heads import Gaussian, Head, make_head
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
 from grpo.models import device_of, moved
 from grpo.protocols import Reference
-from grpo.reference import FrozenActor
+from grpo.reference import FrozenReference
 from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
 from grpo.run.trainer import GRPOTrainer as RunTrainer
@@ -210,4 +210,4 @@ def _reference(config: WorldModelConfig, policy: ActorPolicy) -> Reference | Non
     recipe = config.algorithm
     if not recipe.beta or recipe.kl_to != "reference":
         return None
-    return WithoutAdapters(policy) if config.adapter_rank else FrozenActor(policy)
+    return WithoutAdapters(policy) if config.adapter_rank else FrozenReference.copy_of(policy)

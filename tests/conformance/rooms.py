@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from grpo import bandit, control
-from grpo.models import ModelPolicy, ModelReference, ModelSource
-from grpo.reference import FrozenActor
+from grpo.models import ModelPolicy, ModelSource, reference_of
+from grpo.reference import FrozenReference
 from tests import toys
 from tests.unit.language.functions import digits
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
@@ -24,7 +24,7 @@ def bandit_room() -> Room:
 def models_room() -> Room:
     torch.manual_seed(0)
     policy = ModelPolicy(toys.Softmax())
-    reference = ModelReference.snapshot(toys.Softmax())
+    reference = reference_of(toys.Softmax())
     return policy, ModelSource(policy, toys.Match(), 4, [0, 1, 2], 2), reference
 
 
@@ -50,7 +50,7 @@ def worldmodel_room(**settings: Any) -> Room:
 
 
 def _seats(trainer: Any) -> Room:
-    return trainer.policy, trainer.source, trainer.reference or FrozenActor(trainer.policy)
+    return trainer.policy, trainer.source, trainer.reference or FrozenReference.copy_of(trainer.policy)
 
 
 ROOMS = {

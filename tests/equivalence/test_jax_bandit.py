@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from grpo import Experience, GRPOTrainer, Rollouts
-from grpo.bandit import BanditConfig, BanditSource, FrozenPolicy, SoftmaxPolicy
+from grpo.bandit import BanditConfig, BanditSource, SoftmaxPolicy
 from grpo.core.kl import exact_entropy
 from grpo.objective import objective
+from grpo.reference import FrozenReference
 from grpo.rollouts import Scores
 
 SHORT = {"phase_length": 5}
@@ -35,7 +36,7 @@ def torch_trainer(config: BanditConfig) -> GRPOTrainer:
     make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[config.optimizer]
     optimizer = make([policy.logits_V], lr=config.learning_rate, weight_decay=config.weight_decay)
     source = BanditSource(policy, config)
-    return GRPOTrainer(config, policy, FrozenPolicy(policy), optimizer=optimizer, source=source)
+    return GRPOTrainer(config, policy, FrozenReference.copy_of(policy), optimizer=optimizer, source=source)
 
 
 class JaxTrainer:

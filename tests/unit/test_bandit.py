@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from grpo.bandit import BanditConfig, BanditSource, FrozenPolicy, SoftmaxPolicy, make_trainer
+from grpo.bandit import BanditConfig, BanditSource, SoftmaxPolicy, make_trainer
 from grpo.config import ConfigError
 from grpo.protocols import CollectRequest, State
+from grpo.reference import FrozenReference
 
 LOGITS = torch.tensor([0.5, -1.0, 0.25, 2.0, 0.0])
 
@@ -170,12 +171,12 @@ def test_rows_in_parts_give_the_same_weights():
 
 def test_no_reference_without_beta():
     assert make_trainer(BanditConfig()).reference is None
-    assert isinstance(make_trainer(BanditConfig(beta=0.1)).reference, FrozenPolicy)
+    assert isinstance(make_trainer(BanditConfig(beta=0.1)).reference, FrozenReference)
 
 
 def test_reference_stays_until_it_is_synced():
     policy = SoftmaxPolicy(LOGITS)
-    reference = FrozenPolicy(policy)
+    reference = FrozenReference.copy_of(policy)
     rows = source().collect(CollectRequest(0)).rollouts
     torch.testing.assert_close(reference.score(rows), policy.score(rows).logp_NT.detach())
     with torch.no_grad():

@@ -12,7 +12,7 @@ from grpo.control.networks import make_network
 from grpo.control.policy import ActorPolicy
 from grpo.envs.heads import make_head
 from grpo.protocols import CollectRequest
-from grpo.reference import FrozenActor
+from grpo.reference import FrozenReference
 
 VECTOR = gs.Box(-1, 1, (3,), np.float32)
 ACTIONS = {
@@ -176,7 +176,7 @@ def test_seats_that_are_taken_over_forget():
 def test_the_reference_stays_until_it_is_told_to_follow():
     made = louder(make(action=ACTIONS["Gaussian"], beta=0.1))
     reference, policy = made.reference, made.policy
-    assert isinstance(reference, FrozenActor)
+    assert isinstance(reference, FrozenReference)
     assert not any(p.requires_grad for p in reference.parameters().values())
     rollouts, _ = scored(made)
     made.source.policy.network.layers[-1].bias.data.add_(1.0)

@@ -10,7 +10,7 @@ from grpo.envs.heads import make_head
 from grpo.experience import Experience
 from grpo.objective import objective
 from grpo.protocols import CollectRequest
-from grpo.reference import FrozenActor
+from grpo.reference import FrozenReference
 from grpo.worldmodel.actions import Actions
 from grpo.worldmodel.policy import ActorPolicy, make_network
 from tests.unit.worldmodel.worlds import generator, make, same, weights
@@ -38,7 +38,7 @@ def test_the_update_is_the_objective_on_the_imagined_rollouts(settings):
     trainer.source.collect = lambda request: seen.append(collect(request)) or seen[-1]
     trainer.step()
     rollouts, recipe = seen[0].rollouts, trainer.recipe
-    ref = FrozenActor(own).score(rollouts) if recipe.beta else None
+    ref = FrozenReference.copy_of(own).score(rollouts) if recipe.beta else None
     batch = Experience.build(rollouts, recipe, ref, detached=True)
     loss = objective(own.score(rollouts, entropy=bool(recipe.entropy_coef)), batch, recipe).loss
     loss.backward()
@@ -97,7 +97,7 @@ def test_the_kl_of_a_policy_to_itself_is_zero_in_imagination(env):
     report = trainer.step()
     assert report["kl"] == 0.0
     rollouts = report.experience.rollouts
-    logp_NT = FrozenActor(trainer.policy).score(rollouts)
+    logp_NT = FrozenReference.copy_of(trainer.policy).score(rollouts)
     assert torch.equal(logp_NT, trainer.policy.score(rollouts).logp_NT.detach())
     assert trainer.step()["kl"] > 0.0
     trainer.source.close()
