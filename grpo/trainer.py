@@ -24,7 +24,6 @@ from grpo.experience import Experience, reward_size, trajectory_reward, with_gat
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
 from grpo.protocols import (
-    Collected,
     CollectRequest,
     Phase,
     Reference,
@@ -37,6 +36,7 @@ from grpo.protocols import (
 )
 from grpo.reference import FrozenReference
 from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
+from grpo.resample import resample
 from grpo.rollouts import Rollouts
 from grpo.seeding import update_generator
 
@@ -138,37 +138,24 @@ class Trainer:
 
     def _collect(self, states: Sequence[Any] | None) -> tuple[Rollouts, dict[str, float | None]]:
         """Tries for this step, and how they were rewarded."""
-        collected = self.source.collect(CollectRequest(self.steps_done, 0, states))
+        request = CollectRequest(self.steps_done, 0, states)
+        collected = self.source.collect(request)
         rollouts, metrics = collected.rollouts, reward_metrics(collected.rollouts, self.recipe)
         if self.config.no_signal == "resample":
-            rollouts, attempts = self._refilled(collected)
-            metrics["attempts"] = float(attempts)
+            # Where nothing had a signal the last tries stay, are counted, and teach nothing.
+            most = self.config.max_attempts
+            found = resample(collected, request, self._with_signal, self.source.collect, most)
+            rollouts, metrics["attempts"] = found.rollouts, float(found.attempts)
         if self.config.old_logp == "recomputed":
             with torch.no_grad():
                 rollouts = rollouts.but(old_logp_NT=self.policy.score(rollouts).logp_NT)
         return rollouts, metrics
 
-    def _refilled(self, collected: Collected) -> tuple[Rollouts, int]:
-        """Groups without signal are sampled again from the same start, until all have one or attempts run out."""
-        starts, rollouts = list(collected.starts), collected.rollouts
-        slots, kept, attempt = list(range(len(starts))), [], 0
-        while True:
-            reward_N, weight_N = trajectory_reward(rollouts, self.recipe)
-            size_N = reward_size(rollouts, self.recipe)
-            signal_N = has_signal(reward_N, rollouts.group_N, weight_N, size_N)
-            alive = set(rollouts.group_N[signal_N].tolist())
-            rows = [row for row, group in enumerate(rollouts.group_N.tolist()) if group in alive]
-            if rows:
-                kept.append(_renumbered(rollouts.select(rows), slots))
-            attempt += 1
-            missing = [slot for group, slot in enumerate(slots) if group not in alive]
-            if not missing or attempt >= self.config.max_attempts:
-                break
-            slots = missing
-            request = CollectRequest(self.steps_done, attempt, [starts[slot] for slot in slots])
-            rollouts = self.source.collect(request).rollouts
-        # Nothing had a signal: the last tries stay, are counted, and teach nothing.
-        return Rollouts.cat(kept or [_renumbered(rollouts, slots)]), attempt
+    def _with_signal(self, rollouts: Rollouts) -> set[int]:
+        """Groups whose rewards differ."""
+        reward_N, weight_N = trajectory_reward(rollouts, self.recipe)
+        signal_N = has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, self.recipe))
+        return set(rollouts.group_N[signal_N].tolist())
 
     @property
     def _detached(self) -> bool:
@@ -390,12 +377,6 @@ def _members(rollouts: Rollouts) -> list[list[int]]:
     for row, group in enumerate(rollouts.group_N.tolist()):
         members.setdefault(group, []).append(row)
     return list(members.values())
-
-
-def _renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:
-    """The same rows with group g called slots[g]: a start that is sampled again keeps its place."""
-    ids = [slots[group] for group in rollouts.group_N.tolist()]
-    return rollouts.but(group_N=torch.tensor(ids, device=rollouts.group_N.device))
 
 
 def _copies(arrays: Mapping[str, Any]) -> dict[str, Any]:

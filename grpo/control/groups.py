@@ -14,7 +14,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 
 from grpo.control.config import ControlConfig
 from grpo.control.play import Episodes, Seats, Start, named, play
@@ -64,11 +63,6 @@ def within(rollouts: Rollouts, low: float, high: float) -> set[int]:
         if mine_N.any() and low <= float(return_N[mine_N].mean()) <= high:
             chosen.add(group)
     return chosen
-
-
-def renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:
-    """Groups under the numbers of the starts they came from."""
-    return rollouts.but(group_N=torch.as_tensor(slots, device=rollouts.group_N.device)[rollouts.group_N])
 
 
 def branch_points(

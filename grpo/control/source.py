@@ -28,7 +28,6 @@ from grpo.control.groups import (
     EXPERT,
     expect_anchors,
     inner_groups,
-    renumbered,
     seeds,
     starts_of,
     tries,
@@ -44,6 +43,7 @@ from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import each, layout, stack, take
 from grpo.protocols import Collected, CollectRequest, State, as_part, part
+from grpo.resample import resample
 from grpo.rollouts import Rollouts, Status
 from grpo.seeding import generator
 
@@ -135,27 +135,14 @@ class ControlSource:
 
     def _filtered(self, collected: Collected, request: CollectRequest) -> Collected:
         """Groups whose mean return is within bounds; where none is, the last ones, with nothing to learn from."""
-        starts, rollouts = list(collected.starts), collected.rollouts
-        slots, kept = list(range(len(starts))), []
         low, high = self.config.rewards_lower_bound, self.config.rewards_upper_bound
-        attempts = 0
-        while True:
-            attempts += 1
-            inside = within(rollouts, -np.inf if low is None else low, np.inf if high is None else high)
-            rows = [row for row, group in enumerate(rollouts.group_N.tolist()) if group in inside]
-            if rows:
-                kept.append(renumbered(rollouts.select(rows), slots))
-            missing = [slot for group, slot in enumerate(slots) if group not in inside]
-            if not missing or attempts >= self.config.max_attempts:
-                break
-            slots = missing
-            again = CollectRequest(request.step, request.attempt + attempts, [starts[slot] for slot in slots])
-            rollouts = self._tries(again).rollouts
-        self._metrics = {**self._metrics, "attempts": float(attempts), "filtered": float(len(missing))}
-        if kept:
-            return Collected(Rollouts.cat(kept), starts)
-        silent = renumbered(rollouts, slots)
-        return Collected(silent.but(mask_NT=torch.zeros_like(silent.mask_NT)), starts)
+        bounds = -np.inf if low is None else low, np.inf if high is None else high
+        most = self.config.max_attempts
+        found = resample(collected, request, lambda rollouts: within(rollouts, *bounds), self._tries, most)
+        self._metrics = {**self._metrics, "attempts": float(found.attempts), "filtered": float(found.missing)}
+        kept = found.rollouts
+        silent = kept.but(mask_NT=torch.zeros_like(kept.mask_NT)) if found.none_kept else kept
+        return Collected(silent, collected.starts)
 
     def _tries(self, request: CollectRequest) -> Collected:
         """A group of tries from each start."""
