@@ -40,8 +40,9 @@ PEEK = 4
 class Prompts:
     """Rows of a list, a `datasets.Dataset` or a stream (`datasets.IterableDataset`) as prompts.
 
-    Every row is rendered once beforehand, so that what is wrong with one, or too long, is known before training; a
-    stream's rows as they come. `num_proc`: processes that do so, for a `datasets.Dataset`.
+    Every row is rendered beforehand, so that what is wrong with one, or too long, is known before training; a stream's
+    rows as they come. Tokens are not kept: a prompt is rendered again when its turn comes. `num_proc`: processes that
+    render beforehand, for a `datasets.Dataset`.
     """
 
     def __init__(
