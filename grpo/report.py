@@ -141,7 +141,7 @@ def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None
         "length": float(rollouts.mask_NT.sum(1).float().mean()),
         "failed": float((~rollouts.scored_N).sum()),
     }
-    if rollouts.reward_parts_NK is not None:
+    if rollouts.reward_parts_NK is not None and rollouts.reward_names is None:
         for k, column in enumerate(rollouts.reward_parts_NK.T):
             known = column[~torch.isnan(column)]
             metrics[f"rewards/{k}/mean"] = float(known.mean()) if len(known) else None

@@ -39,6 +39,10 @@ class Scores:
     exact_kl_NT: Array | None = None
 
 
+_NO_ARRAYS = ("reward_names", "inputs")
+"""Fields of `Rollouts` that are not arrays."""
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """N trajectories of up to T decisions, frozen, checked once here. NumPy, PyTorch or JAX arrays, one kind.
@@ -87,6 +91,8 @@ class Rollouts:
     """The room's own estimate, for baseline=given."""
     status_N: Array | None = None
     """`Status` of each row."""
+    reward_names: Sequence[str] | None = None
+    """Of the K parts. A source that names them reports on them itself; others are told by number, `rewards/0/mean`."""
 
     def __post_init__(self) -> None:
         expect_ndim(2, mask_NT=self.mask_NT)
@@ -104,6 +110,8 @@ class Rollouts:
         if self.reward_parts_NK is not None:
             expect_ndim(2, reward_parts_NK=self.reward_parts_NK)
             expect_shape((rows, self.reward_parts_NK.shape[1]), reward_parts_NK=self.reward_parts_NK)
+            if self.reward_names is not None and len(self.reward_names) != self.reward_parts_NK.shape[1]:
+                raise ValueError(f"{len(self.reward_names)} reward_names for {self.reward_parts_NK.shape[1]} parts")
         if self.reward_N is None and self.reward_NT is None and self.reward_parts_NK is None:
             raise ValueError("Rollouts need a reward: give reward_N, reward_NT or reward_parts_NK")
         if not any(kind in str(self.group_N.dtype) for kind in ("int", "bool")):
@@ -122,7 +130,7 @@ class Rollouts:
             raise ValueError(f"inputs has {len(self.inputs)} entries for {rows} rows")
 
     def _arrays(self) -> list[tuple[str, Array]]:
-        values = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "inputs"]
+        values = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _NO_ARRAYS]
         return [(name, value) for name, value in values if value is not None]
 
     @staticmethod
@@ -169,7 +177,8 @@ class Rollouts:
         }
         if self.reward_N is None and self.reward_NT is None:  # parts alone: they have been compared already
             chosen["reward_NT"] = chosen["old_logp_NT"] * 0
-        return replace(self, **chosen, reward_parts_NK=None, inputs=_apart(self.inputs, self.mask_NT))
+        inputs = _apart(self.inputs, self.mask_NT)
+        return replace(self, **chosen, reward_parts_NK=None, reward_names=None, inputs=inputs)
 
     @staticmethod
     def cat(parts: Sequence[Rollouts]) -> Rollouts:
@@ -178,7 +187,7 @@ class Rollouts:
             raise ValueError("nothing to concatenate")
         steps = max(part.mask_NT.shape[1] for part in parts)
         joined: dict[str, Any] = {}
-        for name in (f.name for f in fields(parts[0]) if f.name != "inputs"):
+        for name in (f.name for f in fields(parts[0]) if f.name not in _NO_ARRAYS):
             arrays = [getattr(part, name) for part in parts]
             if all(array is None for array in arrays):
                 continue
@@ -187,7 +196,8 @@ class Rollouts:
             if name.endswith("_NT"):
                 arrays = [_pad(array, steps) for array in arrays]
             joined[name] = namespace(arrays[0]).concatenate(arrays)
-        return Rollouts(**joined, inputs=_join([_stretched(part.inputs, part.mask_NT, steps) for part in parts]))
+        inputs = _join([_stretched(part.inputs, part.mask_NT, steps) for part in parts])
+        return Rollouts(**joined, reward_names=parts[0].reward_names, inputs=inputs)
 
 
 def row_index(rows: Sequence[int] | Array, like: Array) -> Array:

@@ -193,11 +193,13 @@ class LanguageSource:
         status_N[failed_N] = int(Status.FAILED)
         mask_NT = _laid([sample.made for sample in samples], steps).bool().to(device)
         parts_NK = torch.as_tensor(self._parts(samples, judged), dtype=torch.float32, device=device)
+        names = [*self.rewards.names, "environment"][: parts_NK.shape[1]]
         rollouts = Rollouts(
             group_N=(torch.arange(len(samples)) // count).to(device),
             mask_NT=mask_NT,
             old_logp_NT=torch.zeros(mask_NT.shape, device=device),
             reward_parts_NK=parts_NK,
+            reward_names=names,
             inputs=list(samples),
             status_N=torch.as_tensor(status_N, device=device),
         )

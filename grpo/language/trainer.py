@@ -67,9 +67,6 @@ class Around:
 
     def after(self, trainer: Trainer, report: StepReport) -> None:
         """Numbers of the room's own."""
-        unnamed = [name for name in report.metrics if name.startswith("rewards/") and name.split("/")[1].isdigit()]
-        for name in unnamed:
-            del report.metrics[name]
         epoch = self._parts.source.epoch(report.step)
         report.metrics |= {"learning_rate": self._rate, "epoch": epoch} | self._first
         self.last = report.step, report.metrics

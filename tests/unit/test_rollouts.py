@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from grpo.recipes import recipe
+from grpo.report import reward_metrics
 from grpo.rollouts import Rollouts, Status
 from tests.batches import MAKERS
 
@@ -98,3 +100,17 @@ def test_garbage_where_nothing_counts_is_allowed():
 def test_records_are_frozen():
     with pytest.raises(AttributeError):
         Rollouts(**fields()).reward_N = None
+
+
+def test_the_parts_of_a_reward_keep_their_names_and_are_told_by_who_named_them():
+    parts_NK, names = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, np.nan]]), ["form", "truth"]
+    plain, named = (
+        Rollouts(**fields(reward_parts_NK=parts_NK), reward_names=x, inputs=torch.zeros(3, 2)) for x in (None, names)
+    )
+    assert Rollouts.cat([named.select([2]), named.select([0])]).reward_names == names
+    assert named.decisions().reward_names is None and named.decisions().reward_parts_NK is None
+    told = reward_metrics(plain, recipe("grpo"))
+    assert (told["rewards/0/mean"], told["rewards/1/mean"]) == (1.0, 1.0)
+    assert not any(name.startswith("rewards/") for name in reward_metrics(named, recipe("grpo")))
+    with pytest.raises(ValueError, match="1 reward_names for 2 parts"):
+        named.but(reward_names=["form"])
