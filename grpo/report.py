@@ -51,7 +51,7 @@ class StepReport(Mapping[str, float | None]):
 
 @dataclass(frozen=True)
 class Update:
-    """One optimiser step, taken or skipped."""
+    """One optimizer step, taken or skipped."""
 
     rows: Sequence[int] | Tensor
     logp_NT: Tensor
@@ -59,7 +59,7 @@ class Update:
     """Loss, its parts and metrics of the whole minibatch."""
     finite: bool
     taken: bool
-    """The optimiser moved the weights."""
+    """The optimizer moved the weights."""
     skipped: bool
     """It would have, but the minibatch was non-finite or too far off-policy."""
     gates: Mapping[str, Tensor] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Update:
 
 
 class Updates:
-    """The optimiser steps of one trainer step."""
+    """The optimizer steps of one trainer step."""
 
     def __init__(self, experience: Experience) -> None:
         self._experience = experience
@@ -77,8 +77,8 @@ class Updates:
         """One more."""
         self._all.append(update)
 
-    def far_enough(self, target_kl: float | None) -> bool:
-        """Whether the policy has left the one that sampled by `target_kl`."""
+    def exceed_kl(self, target_kl: float | None) -> bool:
+        """Whether the policy has left the one that sampled by more than `target_kl`."""
         return target_kl is not None and self._all[-1].values["approx_kl"] > target_kl
 
     def all_nonfinite(self) -> bool:

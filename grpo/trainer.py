@@ -116,14 +116,14 @@ class Trainer:
         with self.phase("reference"):
             ref_logp_NT = None if self.reference is None else self.reference.score(rollouts)
         experience = Experience.build(rollouts, self.recipe, ref_logp_NT, detached=self._detached)
-        taught = experience.decisions() if self.config.decisions_per_minibatch else experience
-        updates = Updates(taught)
+        samples = experience.decisions() if self.config.decisions_per_minibatch else experience
+        updates = Updates(samples)
         with self.phase("update"):
             self.policy.train()
-            for number, rows in enumerate(self._minibatches(taught.rollouts)):
-                batch = self._gated(taught.minibatch(rows, self.recipe), number)
+            for number, rows in enumerate(self._minibatches(samples.rollouts)):
+                batch = self._with_batch_gates(samples.minibatch(rows, self.recipe), number)
                 updates.add(self._update(rows, batch))
-                if updates.far_enough(self.config.target_kl):
+                if updates.exceed_kl(self.config.target_kl):
                     break
         self.steps_done += 1
         self._sync_reference()
@@ -131,7 +131,7 @@ class Trainer:
         report = StepReport(self.steps_done, metrics, updates.last_gates(experience), updates.last_scores(experience))
         for hook in self.hooks:
             hook.after(self, report)
-        self._watch(updates, report)
+        self._raise_if_diverged(updates, report)
         return report
 
     # --- collect ----------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class Trainer:
             for chosen in torch.split(order, size):
                 yield chosen if members is None else [row for i in chosen.tolist() for row in members[i]]
 
-    def _gated(self, batch: Experience, number: int) -> Experience:
+    def _with_batch_gates(self, batch: Experience, number: int) -> Experience:
         """Gates that span rows, from scores of the whole minibatch; most recipes have none."""
         if self.recipe.top_entropy >= 1.0 and not self.recipe.clip_cov and not self.recipe.kl_cov:
             return batch
@@ -189,27 +189,37 @@ class Trainer:
         return with_gates(batch, scores, self.recipe, priority_NT.to(scores.logp_NT))
 
     def _update(self, rows: Sequence[int] | Tensor, batch: Experience) -> Update:
-        """Gradients of the whole minibatch, then one optimiser step; or none, and everything stays as it was."""
+        """Gradients of the whole minibatch, then one optimizer step; or none, and everything stays as it was."""
         values, logp_NT = self._gradients(batch)
         parameters = [p for p in self.policy.parameters().values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if parameters:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
             values["grad_norm"] = float(norm)
         finite = all(math.isfinite(values[name]) for name in ("loss", "ratio", "grad_norm") if name in values)
         finite = finite and bool(torch.isfinite(masked(logp_NT, batch.mask_NT)).all())
-        skipped = not finite or (self.config.max_ratio is not None and values["ratio"] > self.config.max_ratio)
-        taken = self.optimizer is not None and bool(parameters) and not skipped
-        if self.optimizer is not None and not parameters and not self._without_gradient:
-            self._without_gradient = True
-            warnings.warn("the log-probs do not depend on the policy's parameters: nothing is updated", stacklevel=3)
-        if self.optimizer is not None and taken:
-            if self.config.max_grad_norm is not None and values["grad_norm"] > self.config.max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
-            self.optimizer.step()
-            self.policy.version += 1
+        too_far = self.config.max_ratio is not None and values["ratio"] > self.config.max_ratio
+        skipped = not finite or too_far
+        taken = self._can_move(parameters) and not skipped
+        if taken:
+            self._move(parameters, norm)
         self._zero_grad()
         gates = {name: gate for name in GATES if (gate := getattr(batch, name)) is not None}
         return Update(rows, logp_NT, values, finite, taken, skipped, gates)
+
+    def _can_move(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether there are gradients and who takes them; the first time that none have come, a warning."""
+        if self.optimizer is not None and not parameters and not self._without_gradient:
+            self._without_gradient = True
+            warnings.warn("the log-probs do not depend on the policy's parameters: nothing is updated", stacklevel=4)
+        return self.optimizer is not None and bool(parameters)
+
+    def _move(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+        """One optimizer step, its gradients clipped."""
+        assert self.optimizer is not None
+        if self.config.max_grad_norm is not None and float(norm) > self.config.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
+        self.optimizer.step()
+        self.policy.version += 1
 
     def _gradients(self, batch: Experience) -> tuple[dict[str, float], Tensor]:
         """Loss, metrics, log-probs of the minibatch; gradients accumulated. Out of memory: again in smaller parts."""
@@ -256,7 +266,7 @@ class Trainer:
         for parameter in self.policy.parameters().values():
             parameter.grad = None
 
-    def _watch(self, updates: Updates, report: StepReport) -> None:
+    def _raise_if_diverged(self, updates: Updates, report: StepReport) -> None:
         """Stop once several steps in a row had nothing finite: this run is lost, its last checkpoint is not."""
         self._nonfinite_in_a_row = self._nonfinite_in_a_row + 1 if updates.all_nonfinite() else 0
         if self._nonfinite_in_a_row >= MAX_NONFINITE:
