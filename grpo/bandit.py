@@ -26,7 +26,7 @@ to the probability of the arms it should bring back, which is next to nothing wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -40,7 +40,7 @@ from grpo.core.kl import exact_entropy
 from grpo.models import moved
 from grpo.protocols import Collected, CollectRequest, Reference, State
 from grpo.reference import FrozenReference
-from grpo.rollouts import Rollouts, Scores, by_cost
+from grpo.rollouts import Rollouts, Scores, by_rows
 from grpo.run.trainer import GRPOTrainer
 from grpo.seeding import generator
 
@@ -131,9 +131,7 @@ class SoftmaxPolicy:
         """What is trained."""
         return {"logits": self.logits_V}
 
-    def split(self, rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
-        """Parts of at most `limit` rows."""
-        return by_cost([1] * len(rows), limit, halvings)
+    split = staticmethod(by_rows)
 
     def to(self, device: str) -> None:
         """Move there, before an optimizer is made."""

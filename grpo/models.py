@@ -22,7 +22,7 @@ from grpo.protocols import (
     expect_methods,
 )
 from grpo.reference import FrozenReference
-from grpo.rollouts import Rollouts, Scores, by_cost
+from grpo.rollouts import Rollouts, Scores, by_rows
 
 
 def device_of(name: str) -> str:
@@ -92,9 +92,7 @@ class ModelPolicy:
         """The model's tensors by name."""
         return self.model.get_parameters()
 
-    def split(self, rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
-        """Parts of at most `limit` rows."""
-        return by_cost([1] * len(rows), limit, halvings)
+    split = staticmethod(by_rows)
 
     def train(self) -> None:
         """Before an update."""

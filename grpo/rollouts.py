@@ -17,7 +17,7 @@ from typing import Any
 from grpo.core.arrays import Array, expect_finite, expect_ndim, expect_shape, is_torch, is_traced, namespace, zeros
 from grpo.core.reductions import Denominators
 
-__all__ = ["Denominators", "Rollouts", "Scores", "Status", "by_cost"]
+__all__ = ["Denominators", "Rollouts", "Scores", "Status", "by_cost", "by_rows"]
 
 
 class Status(IntEnum):
@@ -222,6 +222,11 @@ def by_cost(cost_N: Sequence[int], limit: int | None, halvings: int = 0) -> list
             first, spent = row, 0
         spent += cost
     return [*parts, range(first, len(cost_N))]
+
+
+def by_rows(rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
+    """Parts of at most `limit` rows: the `split` of a policy whose rows all cost the same."""
+    return by_cost([1] * len(rows), limit, halvings)
 
 
 def alone(x: Array, mask_NT: Array, per_row: bool) -> Array:

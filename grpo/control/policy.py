@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from grpo.control.numpy_policy import numpy_policy
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
 from grpo.envs.spaces import Layout, each, flatten, leaves, take
-from grpo.rollouts import Rollouts, Scores, by_cost
+from grpo.rollouts import Rollouts, Scores, by_rows
 
 LOOKS = 1024
 """Pictures that are looked at together: as floats they are four times what they were."""
@@ -108,9 +108,7 @@ class ActorPolicy:
         """What is trained."""
         return self._parameters
 
-    def split(self, rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
-        """Parts of at most `limit` rows."""
-        return by_cost([1] * len(rows), limit, halvings)
+    split = staticmethod(by_rows)
 
     def train(self) -> None:
         """The same as when playing: with dropout on, what is scored would be another policy than what played."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from grpo.envs.heads import Head
-from grpo.rollouts import Rollouts, Scores, by_cost
+from grpo.rollouts import Rollouts, Scores, by_rows
 from grpo.worldmodel.actions import Actions
 from grpo.worldmodel.model import networks
 from grpo.worldmodel.model.adapters import switched_off, trained
@@ -51,9 +51,7 @@ class ActorPolicy:
         """What is trained: everything, or the adapters where there are some."""
         return trained(self.module)
 
-    def split(self, rows: Rollouts, limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
-        """Parts of at most `limit` rows."""
-        return by_cost([1] * len(rows), limit, halvings)
+    split = staticmethod(by_rows)
 
     def train(self) -> None:
         """Nothing differs between learning …"""
