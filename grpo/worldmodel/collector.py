@@ -8,7 +8,6 @@ With `acting=beside` the round was played while the last one was learned from, a
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 
 from grpo.envs.fleet import Fleet
 from grpo.errors import SamplesFailed
-from grpo.protocols import State
+from grpo.protocols import State, as_part, part
 from grpo.seeding import derive, generator
 from grpo.worldmodel.acting import Lanes
 from grpo.worldmodel.background import BackgroundActor, Tape
@@ -139,8 +138,8 @@ class Collector:
             )
             saved, self._saved = self._saved, None
             if saved is not None and saved.values["lanes"] is not None:
-                self._lanes.load(saved.values["lanes"], _of(saved.arrays, "lanes"))
-                self._replay.load_state(State(saved.values["replay"], _of(saved.arrays, "replay")))
+                self._lanes.load(saved.values["lanes"], part(saved.arrays, "lanes"))
+                self._replay.load_state(State(saved.values["replay"], part(saved.arrays, "replay")))
         return self._lanes, self._replay
 
     @property
@@ -175,8 +174,8 @@ class Collector:
         replay = self._replay.state()
         values["lanes"], lanes = before or (self._lanes.values(), self._lanes.arrays())
         values["replay"] = dict(replay.values)
-        arrays = {f"lanes/{name}": _kept(x) for name, x in lanes.items()}
-        return State(values, arrays | {f"replay/{name}": _kept(x) for name, x in replay.arrays.items()})
+        arrays = as_part("lanes", lanes) | as_part("replay", replay.arrays)
+        return State(values, {name: _kept(x) for name, x in arrays.items()})
 
     def load_state(self, state: State) -> None:
         """Go on from there; the replay and the environments when they are needed."""
@@ -202,11 +201,6 @@ def _expect_sound(lanes: Lanes, step: int) -> None:
         raise SamplesFailed(f"on the first step the environment failed: {lanes.failures[0]}")
     for message in dict.fromkeys(lanes.failures):
         warnings.warn(f"an episode was given up: {message}", stacklevel=6)
-
-
-def _of(arrays: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The arrays of one part, as they are."""
-    return {n.removeprefix(f"{kind}/"): x for n, x in arrays.items() if n.startswith(f"{kind}/")}
 
 
 def _kept(x: Any) -> Any:

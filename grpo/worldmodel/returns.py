@@ -10,9 +10,9 @@ import copy
 import torch
 from torch import Tensor
 
-from grpo.protocols import State
+from grpo.protocols import State, as_part, part
 from grpo.worldmodel.model.networks import TwoHotHead
-from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments, part
+from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments
 
 LOW, HIGH = 0.05, 0.95
 """Percentiles that a range lies between: outliers neither stretch nor hide it."""
@@ -109,11 +109,11 @@ class Critic:
 
     def state(self) -> State:
         """Both networks and the optimizer."""
-        arrays = {f"network/{name}": x for name, x in self.network.state_dict().items()}
-        arrays |= {f"slow/{name}": x for name, x in self._slow.state_dict().items()}
+        arrays = as_part("network", self.network.state_dict())
+        arrays |= as_part("slow", self._slow.state_dict())
         kept = moments(self._optimizer)
         values = {"moments": sorted(kept), "skipped": self.skipped}
-        return State(values, arrays | {f"optimiser/{name}": x for name, x in kept.items()})
+        return State(values, arrays | as_part("optimiser", kept))
 
     def load_state(self, state: State) -> None:
         """Go on from there."""

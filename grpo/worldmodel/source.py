@@ -21,7 +21,7 @@ from grpo.config import ConfigError
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.errors import SamplesFailed, line
-from grpo.protocols import Collected, CollectRequest, State
+from grpo.protocols import Collected, CollectRequest, State, as_part, part
 from grpo.rollouts import Rollouts
 from grpo.seeding import derive
 from grpo.worldmodel.collector import Collector
@@ -29,7 +29,6 @@ from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.evaluate import EvalEnvs, judge, watch
 from grpo.worldmodel.imagine import Futures, Imagination, Imagined, RewardFn, own_rewards
 from grpo.worldmodel.model.learner import Learner, ModelDiverged, choose
-from grpo.worldmodel.model.optimizer import part
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.policy import ActorPolicy
 from grpo.worldmodel.process import prepare
@@ -279,10 +278,10 @@ class WorldModelSource:
         arrays: dict[str, Any] = dict(played.arrays)
         for name, state in parts.items():
             values[name] = dict(state.values)
-            arrays |= {f"{name}/{key}": x for key, x in state.arrays.items()}
+            arrays |= as_part(name, state.arrays)
         moving = set(self.policy.parameters())  # which the trainer keeps itself
         buffers = {name: x for name, x in self.policy.module.state_dict().items() if name not in moving}
-        arrays |= {f"actor/{name}": x for name, x in buffers.items()}
+        arrays |= as_part("actor", buffers)
         in_order = sorted(arrays.items(), key=lambda item: KEPT.index(item[0].partition("/")[0]))
         return State({name: values[name] for name in KEPT if name in values}, dict(in_order))
 

@@ -21,7 +21,7 @@ from grpo.envs.fleet import Fleet
 from grpo.envs.heads import Gaussian, Head, make_head
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
 from grpo.models import device_of, moved
-from grpo.protocols import Reference
+from grpo.protocols import Reference, part
 from grpo.reference import FrozenReference
 from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
@@ -32,7 +32,6 @@ from grpo.worldmodel.imagine import RewardFn
 from grpo.worldmodel.model.adapters import adapt
 from grpo.worldmodel.model.compiled import wanted
 from grpo.worldmodel.model.learner import Learner
-from grpo.worldmodel.model.optimizer import part
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, WithoutAdapters, make_network
 from grpo.worldmodel.source import WorldModelSource

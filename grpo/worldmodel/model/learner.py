@@ -15,9 +15,9 @@ from torch import Tensor
 
 from grpo.errors import SamplesFailed
 from grpo.graphs import GraphedCallable, Tensors
-from grpo.protocols import State
+from grpo.protocols import State, as_part, part
 from grpo.worldmodel.model.adapters import trained
-from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments, part
+from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments
 from grpo.worldmodel.model.pieces import fused
 from grpo.worldmodel.model.recurrence import few_threads
 from grpo.worldmodel.model.rssm import Latent
@@ -139,10 +139,10 @@ class Learner:
     def state(self) -> State:
         """Weights, moments and counts."""
         kept = {} if self._optimizer is None else moments(self._optimizer)
-        arrays = {f"weights/{name}": x for name, x in self.model.state_dict().items()}
+        arrays = as_part("weights", self.model.state_dict())
         counts = {"updates": self.updates, "skipped": self.skipped, "in_a_row": self._in_a_row}
         values = {**counts, "moments": sorted(kept), "metrics": self.metrics}
-        return State(values, arrays | {f"moments/{name}": x for name, x in kept.items()})
+        return State(values, arrays | as_part("moments", kept))
 
     def load_state(self, state: State) -> None:
         """Go on from there."""

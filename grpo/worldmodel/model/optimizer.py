@@ -115,9 +115,3 @@ def load_moments(optimizer: torch.optim.Optimizer, names: Iterable[str], kept: M
         index, _, key = name.partition("/")
         whole["state"].setdefault(int(index), {})[key] = x.clone()
     optimizer.load_state_dict(whole)
-
-
-def part(arrays: Mapping[str, Any], kind: str) -> dict[str, Tensor]:
-    """The arrays whose names begin with `kind/`, as tensors, under the rest of their names."""
-    own = {name: x for name, x in arrays.items() if name.startswith(f"{kind}/")}
-    return {name.removeprefix(f"{kind}/"): torch.as_tensor(x) for name, x in own.items()}
