@@ -50,8 +50,12 @@ class Player(Protocol):
         """`count` samples of each prompt, handed over as soon as the prompt's last one has ended."""
         ...
 
+    def close(self) -> None:
+        """Let go of processes, where there are any."""
+        return
 
-class OneAnswer:
+
+class OneAnswer(Player):
     """The usual case: one completion, and that is it."""
 
     def __init__(self, tokens: Tokens) -> None:
@@ -280,11 +284,11 @@ class LanguageSource:
 
     def measures(self) -> Mapping[str, float]:
         """What the engine says of the last rollout; it depends on the machine."""
-        return getattr(self.engine, "metrics", dict)()
+        return self.engine.metrics()
 
     def make_room(self) -> bool:
         """Have the engine let go of what it keeps between steps; whether there was anything."""
-        return bool(getattr(self.engine, "make_room", bool)())
+        return self.engine.make_room()
 
     @torch.no_grad()
     def entropies(self, rows: Rollouts) -> Tensor | None:
@@ -360,8 +364,7 @@ class LanguageSource:
         """Let go of workers and engines."""
         self.rewards.close()
         self.engine.close()
-        if hasattr(self.player, "close"):
-            self.player.close()
+        self.player.close()
 
 
 def _laid(rows: Sequence[Tensor], steps: int) -> Tensor:

@@ -9,7 +9,8 @@ All pass the same conformance tests. Sampled ids are kept as sampled: nothing is
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
@@ -65,12 +66,16 @@ Groups = Generator[tuple[int, list[Completion]], None, None]
 
 
 class Engine(Protocol):
-    """Samples completions of token ids."""
+    """Samples completions of token ids. An engine inherits from it: what it leaves out does nothing."""
 
     name: str
     exact: bool
     """Its log-probs are those of the module that is trained, so that ratios may compare with them; else the policy
     scores the completions again and the engine's own numbers only tell how far it is off."""
+    row_seeds: bool = True
+    """A completion depends on its own seed alone, up to rounding, not on what else is in the batch."""
+    context: float = math.inf
+    """Tokens of prompt and completion together, at most."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
@@ -87,11 +92,19 @@ class Engine(Protocol):
 
     def refresh(self) -> None:
         """The policy's weights have changed; an engine with a copy of its own fetches them."""
-        ...
+        return
+
+    def metrics(self) -> Mapping[str, float]:
+        """Of the last rollout; they depend on the machine."""
+        return {}
+
+    def make_room(self) -> bool:
+        """Let go of what is kept between rollouts, for training needs the memory; whether there was anything."""
+        return False
 
     def close(self) -> None:
         """Let go of processes and memory."""
-        ...
+        return
 
 
 _Made = TypeVar("_Made")

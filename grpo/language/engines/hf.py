@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, StoppingCriteriaList
 
 from grpo.config import ConfigError
-from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens, in_groups
-from grpo.language.engines.inline import bare, check, evaluating, left_padded
+from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens, in_groups
+from grpo.language.engines.inline import bare, check, context_of, evaluating, left_padded
 from grpo.language.engines.sampling import StopTexts
 from grpo.seeding import mixed
 
 
-class HFEngine:
+class HFEngine(Engine):
     """Samples with `model.generate`; the policy scores the completions again."""
 
     name = "transformers"
@@ -33,6 +33,7 @@ class HFEngine:
         if getattr(model.config, "is_encoder_decoder", False):
             raise ConfigError(f"{type(bare(model)).__name__} has an encoder; give a causal language model")
         self.model, self.tokens, self.rows_at_a_time = model, tokens, rows_at_a_time
+        self.context = context_of(model)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
@@ -52,12 +53,6 @@ class HFEngine:
             with torch.no_grad(), evaluating(self.model), _plain_settings(self.model):
                 rows = self._batch([prompts[i] for i in batch], room[batch[0]], count, sampling, mine)
             yield from ((batch[k], group) for k, group in in_groups(rows, count))
-
-    def refresh(self) -> None:
-        """Nothing to fetch: these are the policy's weights."""
-
-    def close(self) -> None:
-        """Nothing to let go of."""
 
     def _batches(
         self, prompts: Sequence[Sequence[int]], room: Sequence[int], count: int, sampling: Sampling

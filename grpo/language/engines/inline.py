@@ -22,7 +22,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from grpo.config import ConfigError
-from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens
+from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
 from grpo.language.engines.linears import laid_out
 from grpo.language.engines.sampling import Drawn, StopTexts, draw, uniforms
@@ -95,13 +95,11 @@ class Written:
         return Completion(self.made_NT[row, :length].cpu(), logp_T, stop, kept)
 
 
-class InlineEngine:
+class InlineEngine(Engine):
     """Samples with the module itself, on the CPU or a GPU."""
 
     name = "inline"
     exact = True
-    row_seeds = True
-    """A completion depends on its own seed alone, not on what else is in the batch."""
 
     def __init__(
         self,
@@ -117,6 +115,7 @@ class InlineEngine:
         if reason:
             raise ConfigError(f"engine=inline cannot run this model: {reason}; use engine=transformers")
         self.model, self.tokens, self.rows_at_a_time = model, tokens, rows_at_a_time
+        self.context = context_of(model)
         known = inspect.signature(bare(model).forward).parameters
         self._takes = {name for name in ("position_ids", "logits_to_keep") if name in known}
         self._blocks = blocks
@@ -225,9 +224,6 @@ class InlineEngine:
     def make_room(self) -> bool:
         """Let go of what is kept between rollouts; whether there was anything."""
         return self._runner is not None and self._runner.make_room()
-
-    def refresh(self) -> None:
-        """Nothing to fetch: these are the policy's weights."""
 
     def close(self) -> None:
         """Let go of keys, values and graphs."""
@@ -350,6 +346,12 @@ def _head(model: nn.Module) -> Any:
     return inner.get_output_embeddings()
 
 
+def context_of(model: nn.Module) -> float:
+    """Tokens that the model can read, as far as it says."""
+    config: Any = model.config
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None) or math.inf
+
+
 def check(
     model: nn.Module, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
 ) -> list[int]:
@@ -359,8 +361,7 @@ def check(
     if sampling.max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens is {sampling.max_new_tokens}; ask for at least 1")
     config: Any = model.config
-    text = config.get_text_config(decoder=True)
-    context, vocabulary = getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)
+    vocabulary, context = getattr(config.get_text_config(decoder=True), "vocab_size", None), context_of(model)
     room = []
     for i, prompt in enumerate(prompts):
         if not len(prompt):
@@ -369,11 +370,11 @@ def check(
             raise ConfigError(
                 f"prompt {i} holds a token outside the model's vocabulary of {vocabulary}; is this its tokenizer?"
             )
-        if context is not None and len(prompt) >= context:
+        if len(prompt) >= context:
             raise ConfigError(
-                f"prompt {i} has {len(prompt)} tokens and the model's context {context}; lower max_prompt_length"
+                f"prompt {i} has {len(prompt)} tokens and the model's context {context:g}; lower max_prompt_length"
             )
-        room.append(sampling.max_new_tokens if context is None else min(sampling.max_new_tokens, context - len(prompt)))
+        room.append(int(min(sampling.max_new_tokens, context - len(prompt))))
     return room
 
 

@@ -157,7 +157,7 @@ class Conversation:
     ) -> Groups:
         """`count` conversations from each prompt; all end together, the last turn being everyone's."""
         talks = [_Talk(prompts[number // count], seed) for number, seed in enumerate(seeds)]
-        context = self._max_tokens or _context(engine)
+        context = self._max_tokens or engine.context
         if self._environment is not None:
             for talk in talks:
                 self._begin(talk, context)
@@ -322,14 +322,6 @@ def _messages(given: Any) -> list[Message]:
         if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
             raise ValueError(f"a message is {{'role': …, 'content': text}}, not {message!r:.100}")
     return messages
-
-
-def _context(engine: Engine) -> float:
-    """Tokens that fit: what the model can read, or less where an engine that says so (`context`) holds less."""
-    config: Any = getattr(getattr(engine, "model", None), "config", None)
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else None
-    known = (getattr(engine, "context", None), getattr(text, "max_position_embeddings", None))
-    return min((limit for limit in known if limit), default=math.inf)
 
 
 def _length(talk: _Talk) -> int:

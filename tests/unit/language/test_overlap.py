@@ -15,7 +15,7 @@ from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import prepare_tokenizer
-from grpo.language.engines import Completion, Sampling, in_groups
+from grpo.language.engines import Completion, Engine, Sampling, in_groups
 from grpo.language.engines.hf import HFEngine
 from grpo.language.rewards import Rewards
 from grpo.language.samples import Prompt
@@ -30,7 +30,7 @@ LONG = 120
 """Seconds after which a test that hangs has failed."""
 
 
-class Paced:
+class Paced(Engine):
     """An engine whose prompts end in the order given; `before` is called with each number before it is handed over."""
 
     name, exact = "paced", True
@@ -153,12 +153,12 @@ def test_order_seeds_and_results_do_not_depend_on_who_ends_first(order, settings
     if order == "shuffled":
         random.Random(1).shuffle(numbers)
 
-    class Engine(Paced):
+    class Ordered(Paced):
         def stream(self, prompts, count, sampling, seeds):
             self.order = [number for number in numbers if number < len(prompts)]
             return super().stream(prompts, count, sampling, seeds)
 
-    samples, judged = judge(source_of(one_by_one, Engine(), **settings), prompts(16))
+    samples, judged = judge(source_of(one_by_one, Ordered(), **settings), prompts(16))
     before, expected = at_once
     assert [(s.prompt.row, s.text, s.error, s.rewards, s.extras) for s in samples] == [
         (s.prompt.row, s.text, s.error, s.rewards, s.extras) for s in before

@@ -9,7 +9,7 @@ import torch
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, prepare_tokenizer
-from grpo.language.engines import Completion, Sampling
+from grpo.language.engines import Completion, Engine, Sampling
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.samples import Prompt
 from grpo.language.scoring.probe import make_scorer
@@ -36,7 +36,7 @@ def call(name="add", **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-class Scripted:
+class Scripted(Engine):
     """An engine that says what it is told to, turn after turn; a text with a stop text in it ends there."""
 
     name, exact = "scripted", True

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from grpo.config import ConfigError
-from grpo.language.engines import Completion, Groups, Sampling, Stop, Tokens, in_groups
-from grpo.language.engines.inline import check, evaluating
+from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens, in_groups
+from grpo.language.engines.inline import check, context_of, evaluating
 from grpo.language.engines.vllm.local import LocalVLLM
 from grpo.language.engines.vllm.requests import Answer
 from grpo.language.engines.vllm.server import VLLMServer
@@ -20,13 +20,11 @@ ECHO = 0.2
 """Nats by which vLLM may be off the median token. Seen: 0.04 in bfloat16, 3 with a head that no push reached."""
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Samples with vLLM; the policy scores the completions again, since another implementation rounds differently."""
 
     name = "vllm"
     exact = False
-    row_seeds = True
-    """A completion depends on its own seed alone, up to rounding."""
 
     def __init__(
         self,
@@ -59,6 +57,7 @@ class VLLMEngine:
                 "tensor_parallel_size": tensor_parallel_size,
             }
             self._vllm = LocalVLLM(model, tokens, deadline, folder, llm_kwargs)
+        self.context = min(self._vllm.max_model_len, context_of(model))
         self.refresh()
         self._echo()
 
@@ -81,9 +80,9 @@ class VLLMEngine:
         for i, prompt in enumerate(prompts):
             if len(prompt) >= context:
                 raise ConfigError(
-                    f"prompt {i} has {len(prompt)} tokens and vLLM's max_model_len is {context}; raise it"
+                    f"prompt {i} has {len(prompt)} tokens and vLLM's max_model_len is {context:g}; raise it"
                 )
-            room[i] = min(room[i], context - len(prompt))
+            room[i] = int(min(room[i], context - len(prompt)))
         scaled = self._ready(sampling.temperature or 1.0)
         shared = {
             "temperature": 1.0 if scaled and sampling.temperature else sampling.temperature,
@@ -105,11 +104,6 @@ class VLLMEngine:
         ]
         known = scaled or sampling.temperature in (0.0, 1.0)
         yield from (self._completion(answer, known) for answer in self._vllm.complete(rows))
-
-    @property
-    def context(self) -> int:
-        """Tokens of prompt and completion together, at most."""
-        return int(self._vllm.max_model_len)
 
     def refresh(self) -> None:
         """Push the policy's weights, merged with its adapter, and make sure that they arrived."""
