@@ -2,6 +2,8 @@
 
 Llama, Mistral, Qwen2 and Qwen3 have it. What is found here is only what a model looks like: whoever computes with the
 parts compares the result with the module's own before trusting it.
+
+Letters: M tokens.
 """
 
 from __future__ import annotations

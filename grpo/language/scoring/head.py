@@ -5,6 +5,8 @@
 
 Products are in the type that is computed in, logits and the sum of the weight's gradients in float32. All products are
 written to memory that is there (`out=`): autocast leaves these alone, and there is never a second tile.
+
+Letters: M tokens, D width.
 """
 
 from __future__ import annotations

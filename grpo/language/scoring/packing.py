@@ -6,6 +6,8 @@
     segments all prompts, then all completions, in one row without padding; needs the attention of `segments`
 
 All give the same numbers; `shared` and `segments` compute a prompt once instead of once a completion.
+
+Letters: M sampled tokens in all, B rows of what the module reads, L their tokens.
 """
 
 from __future__ import annotations

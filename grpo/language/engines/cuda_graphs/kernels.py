@@ -6,6 +6,8 @@
 
 Heads are handled in halves, as rotary embeddings are: no shuffling inside a tile. float32 is computed as float32, not
 in the matrix units' shorter format. Nothing here waits for the host.
+
+Letters: S slots, F fields of a slot's state, B blocks of a sequence, M tokens of prompts, X heads · width, D width.
 """
 
 from __future__ import annotations

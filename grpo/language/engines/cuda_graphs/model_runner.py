@@ -3,6 +3,8 @@
 Nobody sets a share of memory. The blocks are as many as the rows want together, as far as memory goes beside what
 training has been seen to need; where training runs out of memory all the same, it takes theirs (`make_room`), and from
 then on they are given back after every rollout, at the price of capturing again, which `metrics` shows.
+
+Letters: S slots, F fields of a slot's state, B blocks, R sequences as rows of the outputs, E ends of a sequence.
 """
 
 from __future__ import annotations

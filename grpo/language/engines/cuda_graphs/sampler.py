@@ -5,6 +5,8 @@
     draw        the block, then the token in it; its log-prob, and whether the row has ended
 
 Nothing here waits for the host.
+
+Letters: S slots, F fields of a slot's state, R sequences as rows of the outputs, E ends of a sequence.
 """
 
 from __future__ import annotations

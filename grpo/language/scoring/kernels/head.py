@@ -5,6 +5,8 @@
 
 Sums are kept relative to the highest logit so far, so that neither overflows nor cancels. Logarithms are to base 2
 inside, which is what the hardware has.
+
+Letters: M tokens.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
     gate, gate_backward     act(gate) · up; backward: that once more, for the weight behind it, with both gradients
 
 A program takes many rows where it adds up a weight's gradient, so that few partial sums are written down.
+
+Letters: L tokens of the row, D width, C half a head, I and O a projection's sides, P programs.
 """
 
 from __future__ import annotations
