@@ -228,7 +228,7 @@ class BanditTrainer(GRPOTrainer):
 def make_trainer(config: BanditConfig) -> GRPOTrainer:
     """A trainer that starts from uniform play."""
     policy: SoftmaxPolicy = moved(SoftmaxPolicy(torch.zeros(config.arms)), config.device)
-    reference: Reference | None = FrozenReference.copy_of(policy) if config.algorithm.beta else None
+    reference: Reference | None = FrozenReference.copy_of(policy) if config.recipe.beta else None
     make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[config.optimizer]
     optimizer = make([policy.logits_V], lr=config.learning_rate, weight_decay=config.weight_decay)
     return BanditTrainer(config, policy, reference, optimizer=optimizer, source=BanditSource(policy, config))

@@ -16,7 +16,8 @@ from grpo.blocks import Blocks, unfolded
 from grpo.core.surrogates import Surrogate, flattened, owners
 from grpo.dialects import OWN, SYSTEMS, Translation, Words, spellings, translate
 from grpo.errors import ConfigError, nearest
-from grpo.recipes import COLUMNS, RECIPES, Recipe, column_types, foreign, recipe, says_nothing, without_effect
+from grpo.recipes import COLUMNS, RECIPES, Recipe, column_types, foreign, says_nothing, without_effect
+from grpo.recipes import recipe as row
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -42,7 +43,9 @@ BLOCKS: Blocks = {
 class GRPOConfig(BaseModel):
     """What every domain shares."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, serialize_by_alias=True
+    )
     dialect: ClassVar[str] = "grpo"
     """Whose words the constructor takes."""
     blocks: ClassVar[Blocks] = BLOCKS
@@ -101,8 +104,8 @@ class GRPOConfig(BaseModel):
     """Same seed, same numbers, in a run and for a room. What your own policy draws in a bare step is yours to seed."""
     device: str = "auto"
     """cpu, cuda or mps. auto: your own models stay where they are; a room takes the first of cuda, mps, cpu."""
-    recipe: dict[str, Any] = Field(default_factory=dict)
-    """Columns of the recipe that are changed; also accepted directly by name."""
+    changed: dict[str, Any] = Field(default_factory=dict, alias="recipe")
+    """Columns of the recipe that are changed; given and kept as the block `recipe`, or directly by name."""
 
     _translations: list[Translation] = PrivateAttr(default_factory=list)
 
@@ -125,16 +128,21 @@ class GRPOConfig(BaseModel):
         return unfolded(settings, cls.blocks, cls.model_fields, spellings(dialect, cls.words))
 
     @cached_property
-    def algorithm(self) -> Recipe:
-        """The recipe with the changed columns."""
+    def recipe(self) -> Recipe:
+        """The recipe in force: the row that loss_type names, with the changed columns."""
         columns = self._columns()
         alien = foreign(self._surrogate(columns), columns)
-        return recipe(self.loss_type, **{name: value for name, value in columns.items() if name not in alien})
+        return row(self.loss_type, **{name: value for name, value in columns.items() if name not in alien})
+
+    @property
+    def algorithm(self) -> Recipe:
+        """The same by its older name."""
+        return self.recipe
 
     def _columns(self) -> dict[str, Any]:
         """Columns that are not the recipe's own; a room may add those that its settings stand for."""
         drops = {} if self.no_signal == "recipe" else {"drop_no_signal": self.no_signal != "keep"}
-        return self.recipe | drops
+        return self.changed | drops
 
     def _surrogate(self, columns: Mapping[str, Any]) -> str:
         """The kind of surrogate that these columns ask for."""
@@ -153,14 +161,14 @@ class GRPOConfig(BaseModel):
     @property
     def idle(self) -> dict[str, str]:
         """Settings that were given and cannot change anything, each with what it would need."""
-        alien = foreign(self._surrogate(self._columns()), self.recipe)
-        idle = {name: needs for name, needs in alien.items() if not says_nothing(self.recipe[name])}
-        idle |= without_effect(self.algorithm, self.recipe)
+        alien = foreign(self._surrogate(self._columns()), self.changed)
+        idle = {name: needs for name, needs in alien.items() if not says_nothing(self.changed[name])}
+        idle |= without_effect(self.recipe, self.changed)
         if self.max_attempts != 4 and self.no_signal != "resample":
             idle["max_attempts"] = "it needs no_signal=resample"
         if self.ref_mixup_alpha != 1.0 and self.ref_sync_steps is None:
             idle["ref_mixup_alpha"] = "it needs ref_sync_steps"
-        if self.ref_sync_steps is not None and not (self.algorithm.beta and self.algorithm.kl_to == "reference"):
+        if self.ref_sync_steps is not None and not (self.recipe.beta and self.recipe.kl_to == "reference"):
             idle["ref_sync_steps"] = "it needs beta > 0 and kl_to=reference"
         return idle
 
@@ -175,15 +183,15 @@ class GRPOConfig(BaseModel):
 
     def but(self, **settings: Any) -> Self:
         """These settings with some changed."""
-        given = {name: getattr(self, name) for name in self.model_fields_set if name != "recipe"}
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "changed"}
         changed, _ = translate(
             self._unfolded(settings, self.dialect), self.dialect, self.words
         )  # what is here has been translated
-        return type(self)(_dialect=OWN, **given | self.recipe | changed)
+        return type(self)(_dialect=OWN, **given | self.changed | changed)
 
     def __getattr__(self, name: str) -> Any:
         if name in COLUMNS or name in owners():
-            return self.algorithm.columns().get(name)
+            return self.recipe.columns().get(name)
         return super().__getattr__(name)  # type: ignore[misc]
 
 
@@ -238,7 +246,7 @@ def _check(config: GRPOConfig) -> None:
     sizes = [name for name in MINIBATCHES if getattr(config, name)]
     if len(sizes) > 1:
         raise ConfigError(f"{' and '.join(sizes)} say the same thing; give one of them")
-    recipe = config.algorithm
+    recipe = config.recipe
     alone = recipe.ratio == "token" and recipe.reduction == "token_mean" and not recipe.surrogate.whole_rows
     if config.decisions_per_minibatch and not alone:
         raise ConfigError(

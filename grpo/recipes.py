@@ -646,10 +646,9 @@ def table_markdown() -> str:
     lines += [f"- `{r.name}`: {r.follows}" for r in RECIPES.values()]
     lines += ["", "## Surrogates", ""]
     lines += [
-        "The numbers in a formula are those it has by itself. Settings of its own are given by name, or in a block"
-    ]
-    lines += [
-        "(`--surrogate.k_pos 2`, `surrogate: {kind: vespo, k_pos: 2}`, in Python `surrogate=Vespo(k_pos=2)`).",
+        "The numbers in a formula are those it has by itself. Settings of its own are given by name, or in a block",
+        "(`--surrogate.k_pos 2`, `surrogate: {kind: vespo, k_pos: 2}`), in Python as a record of",
+        "`grpo.core.surrogates` (`surrogate=Vespo(k_pos=2)`).",
         "",
     ]
     lines += ["| surrogate | minimised | settings of its own |", "|---|---|---|"]

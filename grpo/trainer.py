@@ -90,7 +90,7 @@ class Trainer:
         if config is not None and not isinstance(config, GRPOConfig):
             raise TypeError(f"config must be a GRPOConfig, got {type(config).__name__}; use GRPOConfig(**settings)")
         self.config = config or GRPOConfig()
-        self.recipe = self.config.algorithm
+        self.recipe = self.config.recipe
         self.phase, self.hooks = phase, tuple(hooks)
         self.steps_done = 0
         self.run_folder: Any = None

@@ -45,7 +45,7 @@ def resolved_text(resolved: Resolved, everything: bool = False) -> str:
         cells = (block.ljust(widths[0]), name.ljust(widths[1]), _shown(value).ljust(widths[2]))
         lines.append("  ".join([*cells, origin]))
     lines += [] if everything else ["", "Everything else is at its default; --all prints it too."]
-    return "\n".join([*lines, *(f"note: {notice}" for notice in resolved.config.algorithm.notices())])
+    return "\n".join([*lines, *(f"note: {notice}" for notice in resolved.config.recipe.notices())])
 
 
 def settings_text(task: str | None = None) -> str:
@@ -117,7 +117,7 @@ def _entry(name: str, default: str, meaning: str) -> list[str]:
 
 
 def _model_rows(model: Any) -> list[tuple[str, str, str]]:
-    shown = {name: item for name, item in model.model_fields.items() if name != "recipe"}
+    shown = {name: item for name, item in model.model_fields.items() if name != "changed"}
     return [(name, _shown(item.default), item.description or "") for name, item in shown.items()]
 
 

@@ -95,7 +95,7 @@ class Resolved:
         """(block, name, value, origin) of every setting in force."""
         rows: list[tuple[str, str, Any, str]] = []
         for name in type(self.config).model_fields:
-            if name != "recipe":
+            if name != "changed":
                 rows.append(("task", name, getattr(self.config, name), self.origins.get(name, "default")))
         known, default = column_types(), f"recipe {self.config.loss_type}"
         for name, value in self.config.algorithm.columns().items():
@@ -108,7 +108,7 @@ class Resolved:
     def document(self) -> dict[str, Any]:
         """What `grpo train FILE` would need to do the same again."""
         given = {name: value for _, name, value, origin in self.table() if origin != "default" and "." not in name}
-        own = {n: v for n, v in given.items() if n in type(self.config).model_fields or n in self.config.recipe}
+        own = {n: v for n, v in given.items() if n in type(self.config).model_fields or n in self.config.changed}
         return {"task": self.task, "dialect": OWN, **_plain(own), "run": _plain(self.run.model_dump())}
 
 
@@ -326,7 +326,7 @@ def _many(name: str, model: type[GRPOConfig]) -> bool:
 def _expect_known(
     settings: Mapping[str, Any], model: type[GRPOConfig], origins: Mapping[str, str], dialect: str
 ) -> None:
-    known = [name for name in model.model_fields if name != "recipe"] + list(column_types())
+    known = [name for name in model.model_fields if name != "changed"] + list(column_types())
     about_the_run = [*(f"run.{name}" for name in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
     words = known + list(model.blocks) + list(spellings(dialect, EVERY)) + about_the_run
     for name in settings:

@@ -192,7 +192,7 @@ class ControlConfig(GRPOConfig):
     @property
     def judged_by(self) -> str | None:
         """The advantage in force; None: the recipe's own, without the room's help."""
-        own = self.loss_type == "control" and not {"credit", "baseline"} & set(self.recipe)
+        own = self.loss_type == "control" and not {"credit", "baseline"} & set(self.changed)
         return self.advantage or ("linear" if own else None)
 
     def _columns(self) -> dict[str, Any]:
@@ -217,9 +217,9 @@ class ControlConfig(GRPOConfig):
         for name, kinds in needs.items():
             if name in given and self.judged_by not in kinds:
                 idle[name] = f"it needs advantage={' or '.join(kinds)}"
-        invariant = self.algorithm.scale in ("group_std", "batch_std") and self.judged_by != "critic"
+        invariant = self.recipe.scale in ("group_std", "batch_std") and self.judged_by != "critic"
         if self.reward_scale != 1.0 and invariant and not self.filter_rewards:
-            idle["reward_scale"] = f"scale={self.algorithm.scale} divides it out; it needs scale=none"
+            idle["reward_scale"] = f"scale={self.recipe.scale} divides it out; it needs scale=none"
         if "films" in given and self.group_by == "steps":
             idle["films"] = "it needs whole episodes, not group_by=steps"
         if self.workers is not None and self.vector not in ("auto", "processes"):
@@ -248,10 +248,10 @@ class ControlConfig(GRPOConfig):
 
 def _check(config: ControlConfig) -> None:
     """What the room alone knows."""
-    given = [name for name in ("credit", "baseline") if name in config.recipe]
+    given = [name for name in ("credit", "baseline") if name in config.changed]
     if config.advantage is not None and given:
         raise ConfigError(f"advantage={config.advantage} already says {given[0]}; give one of them")
-    by, judged, recipe = config.group_by, config.judged_by, config.algorithm
+    by, judged, recipe = config.group_by, config.judged_by, config.recipe
     if recipe.baseline == "given" and judged not in ROOM_BASELINES:
         raise ConfigError(f"baseline=given needs advantage, one of {', '.join(ROOM_BASELINES)}")
     fit = ("step", "leave_one_out", *(BOOTSTRAPS if by == "steps" else ()))
@@ -290,7 +290,7 @@ def _check(config: ControlConfig) -> None:
 
 def _check_chunks(config: ControlConfig) -> None:
     """What chunks and finer log-probs cannot go with."""
-    recipe, tokens, chunks = config.algorithm, config.logprob_type == "token_level", config.action_chunk > 1
+    recipe, tokens, chunks = config.recipe, config.logprob_type == "token_level", config.action_chunk > 1
     if config.group_by == "anchor" and chunks:
         raise ConfigError("group_by=anchor compares what was decided on one look; set action_chunk=1")
     if config.decisions_per_minibatch and (chunks or tokens):

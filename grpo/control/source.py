@@ -173,7 +173,7 @@ class ControlSource:
     @property
     def _keeps_old(self) -> bool:
         """Whether the exact KL to the policy that sampled is asked for."""
-        recipe = self.config.algorithm
+        recipe = self.config.recipe
         return bool(recipe.beta) and recipe.kl_estimator == "exact"
 
     def _rollouts(self, episodes: Episodes, group_N: np.ndarray, attempt: int) -> Rollouts:
@@ -236,7 +236,7 @@ class ControlSource:
         return first
 
     def _baseline(self, episodes: Episodes, reward_NT: np.ndarray, group_N: np.ndarray) -> np.ndarray | None:
-        judged, gamma = self.config.judged_by, self.config.algorithm.gamma
+        judged, gamma = self.config.judged_by, self.config.recipe.gamma
         if judged not in ROOM_BASELINES:
             return None
         return_NT = returns_to_go(episodes, reward_NT, gamma)

@@ -136,7 +136,7 @@ class GRPOTrainer(RunTrainer):
         self.env = env if isinstance(env, gym.Env) else world.single
         policy, scaling = _policy(config, fleet, actor)
         source = ControlSource(policy, scaling, fleet, world, config)
-        recipe = config.algorithm
+        recipe = config.recipe
         reference = FrozenReference.copy_of(policy) if recipe.beta and recipe.kl_to == "reference" else None
         hooks: list[Hook] = [WarmStart(source), *([TutorialNames()] if self.tutorial else [])]
         optimizer = _optimizer(optimizer, policy, config)

@@ -216,7 +216,7 @@ def expect_names(config: LanguageConfig, names: Sequence[str]) -> None:
     """Settings that speak of rewards, before anything is computed."""
     if config.eval_by is not None and config.eval_by not in (*names, "environment"):
         raise ConfigError(f"eval_by={config.eval_by} is none of the rewards: {', '.join(names)}")
-    weights, own = config.algorithm.reward_weights, len(names)
+    weights, own = config.recipe.reward_weights, len(names)
     if weights is not None and len(weights) not in (own, own + 1):  # an environment's own comes last
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {own} rewards: {', '.join(names)}")
 
@@ -234,7 +234,7 @@ def player_of(config: LanguageConfig, chat: Chat, tokens: Tokens, tools: Any, en
 
 def reference_of(config: LanguageConfig, policy: LanguagePolicy, fresh: bool, given: Any) -> Reference | None:
     """What the KL is measured to, where there is one; `fresh`: an adapter was made that does nothing yet."""
-    recipe = config.algorithm
+    recipe = config.recipe
     if not recipe.beta or recipe.kl_to == "old":
         if given is not None:
             raise ConfigError("ref_model is not used: beta is 0, or the KL is not to a reference")

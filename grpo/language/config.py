@@ -337,5 +337,5 @@ def _check(config: LanguageConfig) -> None:
         raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
     if config.tools and config.environment:
         raise ConfigError("give tools or an environment; an environment can offer its own tools")
-    if config.algorithm.kl_estimator == "exact":
+    if config.recipe.kl_estimator == "exact":
         raise ConfigError("kl_estimator=exact needs whole distributions over the vocabulary; use k3")

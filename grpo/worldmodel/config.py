@@ -189,7 +189,7 @@ class WorldModelConfig(GRPOConfig):
     @property
     def discount(self) -> float:
         """What a step further away counts less; given as gamma."""
-        return float(self.recipe.get("gamma", GAMMA))
+        return float(self.changed.get("gamma", GAMMA))
 
     @property
     def valued(self) -> bool:
@@ -221,7 +221,7 @@ class WorldModelConfig(GRPOConfig):
 
         unless(self.valued, "actor=critic or bootstrap", "critic_learning_rate", "slow_rate")
         unless(self.actor == "critic", "actor=critic", "gae_lambda")
-        unless(self.algorithm.scale == "none", "scale=none", "return_scale")
+        unless(self.recipe.scale == "none", "scale=none", "return_scale")
         unless(bool(self.adapter_rank), "adapter_rank", "adapt")
         unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_warmup")
         unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_learning_rate", "pretrain")
@@ -235,7 +235,7 @@ def _check(config: WorldModelConfig) -> None:
     """What the room alone knows."""
     if config.size not in SIZES:
         raise ConfigError(f"size={config.size!r} is not one of {', '.join(SIZES)}")
-    recipe = config.algorithm
+    recipe = config.recipe
     if recipe.baseline == "given" and config.actor != "critic":
         raise ConfigError("baseline=given needs actor=critic")
     if config.actor == "critic" and (recipe.baseline != "given" or recipe.credit != "reward_to_go"):

@@ -103,7 +103,7 @@ class WorldModelSource:
         judged = self._judge(imagined, request.attempt)
         weight_NH = imagined.weight_NH(config.discount)
         inputs: dict[str, Any] = {"flat": imagined.flat[:, :-1].contiguous(), "action": imagined.action_NH}
-        if config.algorithm.beta and config.algorithm.kl_estimator == "exact":
+        if config.recipe.beta and config.recipe.kl_estimator == "exact":
             with torch.no_grad():
                 inputs["old"] = policy.head.describe(imagined.out_NHF)
         starts = [start[p] for p in range(len(start.deter))]
@@ -114,7 +114,7 @@ class WorldModelSource:
             reward_N=judged.reward_N,
             reward_NT=judged.reward_NH,
             baseline_NT=judged.baseline_NH,
-            weight_NT=None if config.algorithm.credit == "trajectory" else weight_NH,  # there it is in the reward
+            weight_NT=None if config.recipe.credit == "trajectory" else weight_NH,  # there it is in the reward
             inputs=inputs,
         )
         self._last = imagined if request.attempt == 0 else self._last
@@ -186,7 +186,7 @@ class WorldModelSource:
                 self._metrics["critic/updates_skipped"] = float(self.critic.skipped)
         self._note(return_NH[:, 0], reward_NH, attempt)
         scale = self._scale(return_NH, attempt)
-        if config.algorithm.credit == "trajectory":
+        if config.recipe.credit == "trajectory":
             paid_NH = weight_NH * reward_NH
             if value_NH is not None:
                 last_N = weight_NH[:, -1] * gamma * continue_NH[:, -1] * ahead_NH[:, -1]
@@ -197,7 +197,7 @@ class WorldModelSource:
 
     def _scale(self, return_NH: Tensor, attempt: int) -> float:
         """What returns are divided by, where the recipe does not do it."""
-        if self.config.return_scale == "none" or self.config.algorithm.scale != "none":
+        if self.config.return_scale == "none" or self.config.recipe.scale != "none":
             return 1.0
         if attempt:
             return max(1.0, self.normalizer.value or 1.0)

@@ -206,7 +206,7 @@ def _begin_with(path: Path, policy: ActorPolicy, model: WorldModel) -> str | Non
 
 
 def _reference(config: WorldModelConfig, policy: ActorPolicy) -> Reference | None:
-    recipe = config.algorithm
+    recipe = config.recipe
     if not recipe.beta or recipe.kl_to != "reference":
         return None
     return WithoutAdapters(policy) if config.adapter_rank else FrozenReference.copy_of(policy)

@@ -26,7 +26,7 @@ ROOMS = [GRPOConfig, BanditConfig, ControlConfig, LanguageConfig, WorldModelConf
 def test_every_setting_is_in_one_block(model):
     placed = [name for names in model.blocks.values() for name in names]
     assert len(placed) == len({*placed})
-    assert {*placed} == {name for name in model.model_fields if name != "recipe"} | {*column_types()}
+    assert {*placed} == {name for name in model.model_fields if name != "changed"} | {*column_types()}
 
 
 @pytest.mark.parametrize("model", ROOMS)
@@ -49,7 +49,7 @@ def test_the_same_in_python():
     blocks = LanguageConfig(
         model={"model": "m", "lora_rank": 16}, sampling={"temperature": 0.7, "num_generations": 4}, beta=0.1
     )
-    assert blocks == flat and blocks.recipe == flat.recipe
+    assert blocks == flat and blocks.changed == flat.changed and blocks.recipe == flat.recipe
     assert flat.but(model={"lora_rank": 8}) == flat.but(lora_rank=8)
     assert [item.key for item in blocks.translations] == ["num_generations"]
 

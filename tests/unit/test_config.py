@@ -80,7 +80,8 @@ def test_a_surrogate_s_numbers_by_name_as_a_block_or_as_a_record():
 def test_settings_are_kept_as_runs_before_had_them():
     """Checkpoints compare these names and values; a record is written out by the same names."""
     config = GRPOConfig(loss_type="vespo", vespo_k_pos=1.5, mismatch="none")
-    assert config.model_dump()["recipe"] == {"vespo_k_pos": 1.5, "mismatch": "none"}
+    assert config.model_dump()["recipe"] == config.changed == {"vespo_k_pos": 1.5, "mismatch": "none"}
+    assert type(config).model_construct().model_dump()["recipe"] == {} and config.recipe is config.algorithm
     record = GRPOConfig(loss_type="plain", surrogate=Sapo(2.0)).model_dump()["recipe"]
     assert record == {"surrogate": "sapo", "tau_pos": 2.0, "tau_neg": 1.05}
 
@@ -204,7 +205,7 @@ def test_numbers_are_finite(value):
 def test_a_recipe_is_chosen_with_loss_type():
     with pytest.raises(ConfigError, match="a recipe is chosen with loss_type"):
         GRPOConfig(recipe="dapo")
-    assert GRPOConfig(recipe=None).recipe == {}
+    assert GRPOConfig(recipe=None).changed == {}
 
 
 def test_an_error_says_which_settings_could_be_left_out():

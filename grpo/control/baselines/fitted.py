@@ -45,7 +45,7 @@ class FittedValue:
         self._scaling = Scaling(gym.spaces.Box(-np.inf, np.inf, (size,)), True)
         self._slope_DH = random.normal(0.0, 1.0 / np.sqrt(size), (size, config.baseline_features))
         self._shift_H = random.uniform(-1.0, 1.0, config.baseline_features)
-        self._gamma, self._lam = config.algorithm.gamma, config.gae_lambda
+        self._gamma, self._lam = config.recipe.gamma, config.gae_lambda
         self._kept = config.baseline_memory
         count = 2 * size + config.baseline_features + 1
         self._left, self._right, self._count = np.zeros((count, count)), np.zeros(count), 0.0

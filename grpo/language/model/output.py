@@ -71,7 +71,7 @@ def _card(
     name: str | None,
 ) -> str:
     """A model card: how it was trained, and what was measured."""
-    recipe = config.algorithm
+    recipe = config.recipe
     hub = base and ":" not in base and base != "tiny"
     head = ["---", "library_name: peft" if adapter else "library_name: transformers", "tags:", "- grpo", "- anygrpo"]
     head += [f"base_model: {base}"] if hub else []

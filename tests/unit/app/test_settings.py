@@ -199,13 +199,13 @@ def test_only_the_chosen_surrogate_s_numbers_are_listed():
 
 def test_what_a_preset_says_of_another_surrogate_is_left_out():
     mixed = resolved("bandit", "grpo_config", "vespo")
-    assert mixed.config.surrogate == "vespo" and "epsilon" not in mixed.config.recipe
+    assert mixed.config.surrogate == "vespo" and "epsilon" not in mixed.config.changed
 
 
 def test_texts_cover_everything():
     text = settings_text()
     run = [f"run.{name}" for name in RunConfig.model_fields]
-    for name in [*COLUMNS, *run, *(n for n in GRPOConfig.model_fields if n != "recipe")]:
+    for name in [*COLUMNS, *run, *(n for n in GRPOConfig.model_fields if n != "changed")]:
         assert f"--{name.replace('_', '-')} (" in text, name
     assert all(name in presets_text() for name in preset_names())
     shown = resolved_text(resolved("bandit", "grpo_kl", flags=[("kl-coeff", "0.2")]))

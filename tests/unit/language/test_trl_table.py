@@ -73,7 +73,7 @@ def test_a_field_that_is_accepted_changes_what_the_table_says(name):
     before, after = LanguageConfig(**beside), LanguageConfig(**beside, **{name: example(name)})
 
     def seen(config):
-        every = {n: getattr(config, n) for n in type(config).model_fields if n != "recipe"}
+        every = {n: getattr(config, n) for n in type(config).model_fields if n != "changed"}
         every |= config.algorithm.columns()
         return every | {f"run.{n}": v for n, v in config.run.model_dump().items()}
 
