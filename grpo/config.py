@@ -20,7 +20,7 @@ from grpo.recipes import COLUMNS, RECIPES, Recipe, column_types, foreign, says_n
 from grpo.recipes import recipe as row
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "one_line"]
 

@@ -60,8 +60,8 @@ def findings(folder: Path = Path("runs")) -> list[Finding]:
 
 def _python() -> Finding:
     version = platform.python_version()
-    old = sys.version_info < (3, 10)
-    return Finding("python", version, "problem" if old else "ok", "use Python 3.10 or newer" if old else "")
+    old = sys.version_info < (3, 11)
+    return Finding("python", version, "problem" if old else "ok", "use Python 3.11 or newer" if old else "")
 
 
 def _package(module: str) -> Finding:

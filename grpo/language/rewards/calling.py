@@ -266,7 +266,7 @@ async def _gather(call: Call, calls: Sequence[Mapping[str, Any]], size: int, tim
     async def timed(named: Mapping[str, Any]) -> list[Verdict]:
         try:
             return await asyncio.wait_for(kept(named), timeout)
-        except (asyncio.TimeoutError, TimeoutError):
+        except TimeoutError:
             return [Verdict(error=f"no answer in {timeout:g} s, cancelled")] * size
         except asyncio.CancelledError as error:  # raised by the function itself
             return [_failed(error)] * size
