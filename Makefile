@@ -6,7 +6,7 @@ EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test check lint bench bench-gpu bench-control bench-language pictures docs fmt clean
+.PHONY: help train quick check test slow lint bench bench-gpu bench-control bench-language pictures docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,11 +14,22 @@ help: ## list these targets
 train: $(READY) ## balance a pole: CartPole, solved in seconds; curve and video go to runs/
 	$(BIN)/grpo train cartpole
 
-test: $(READY) ## run the whole test suite, on two cores
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+# A worker that has nothing left takes tests from the other, so that no long file is what everybody waits for.
+PARALLEL := -n 2 --dist worksteal
 
-check: lint ## lint, then the fast tests; run it before every commit
-	$(BIN)/python -m pytest -q tests/unit tests/architecture
+# Core, hall and architecture on NumPy and PyTorch: JAX compiles for longer than these take.
+HALL := tests/architecture tests/unit/core $(filter-out tests/unit/test_cli.py,$(wildcard tests/unit/test_*.py))
+quick: $(READY) ## core, hall and architecture, in seconds; pre-commit runs it
+	$(BIN)/python -m pytest -q -k "not jax" $(HALL)
+
+check: lint ## lint, then the unit and architecture tests; run it before a change is handed in
+	$(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/architecture
+
+test: $(READY) ## run the whole test suite, on two cores
+	$(BIN)/python -m pytest $(PARALLEL) --durations=50
+
+slow: $(READY) ## what `make test` leaves out: every seed, every kernel in full, notebooks; half an hour
+	$(BIN)/python -m pytest $(PARALLEL) --durations=50 -m "slow and not gpu"
 
 lint: $(READY) ## ruff, import directions, types
 	$(BIN)/ruff check .
