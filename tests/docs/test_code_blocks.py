@@ -5,10 +5,8 @@ Python blocks of one file run in order, in one namespace and an empty folder. In
 may be shown are listed.
 """
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -17,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 from markdown_it import MarkdownIt
+
+from tests.docs.shell import run
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -27,6 +27,8 @@ DOCUMENTS = [
 SHELLS = {"bash", "console"}
 UNTESTED = {"", "text", "yaml", "toml"}
 SHOWN_ONLY = {"pip", "git", "cd", "pytest"}
+DONE: set[tuple[str, ...]] = set()
+"""Commands that have worked and leave nothing that another needs: several pages show them."""
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -64,9 +66,9 @@ def runnable(words: list[str]) -> list[str] | None:
     if set("|&;<>") & set("".join(words)):
         raise ValueError("one plain command a line, without pipes or redirections")
     if program == "grpo":
-        return [sys.executable, "-m", "grpo.cli", *arguments]
+        return words
     if program == "python" and arguments and arguments[0].startswith("examples/"):
-        return [sys.executable, str(ROOT / arguments[0]), *arguments[1:]]
+        return [program, str(ROOT / arguments[0]), *arguments[1:]]
     if program == "make":
         unknown = {argument for argument in arguments if "=" not in argument} - TARGETS
         if unknown:
@@ -114,10 +116,11 @@ def test_commands_work(path, shell, tmp_path):
             command = runnable(words)
         except ValueError as error:
             pytest.fail(f"{place}: {error}")
-        if command:
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-            assert result.returncode == 0, f"{place}: {shlex.join(words)}\n{result.stderr}"
+        if command and (*command,) not in DONE:
+            code, said = run(command, tmp_path, ROOT)
+            assert code == 0, f"{place}: {shlex.join(words)}\n{said}"
+            if not any("runs/" in word for word in command):  # the next command may need the folder
+                DONE.add((*command,))
 
 
 def test_commands_of_a_console_block():
