@@ -1,12 +1,65 @@
-"""Settings every test shares."""
+"""Settings every test shares, and how much memory a worker of the suite holds."""
 
+import ctypes
+import gc
 import os
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
+
+from grpo.run.memory import memory
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; read when triton is first imported, by anyone
 torch.set_num_threads(1)  # arrays here are tiny; threads only cost
 settings.register_profile("ci", derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+ROOMY = 1.2e9
+"""Bytes above which a worker lets go, after each file, of what the tests in it left behind."""
+MOST = 3.0
+"""GiB that a worker may hold: two of them and a browser fit a machine of 8."""
+PEAKS = pytest.StashKey[list[float]]()
+
+
+def pytest_configure(config):
+    config.stash[PEAKS] = []
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """JAX keeps a compiled program for each operation and shape, which the next file has other ones of."""
+    if nextitem is not None and nextitem.path != item.path and held() > ROOMY:
+        if "jax" in sys.modules:
+            sys.modules["jax"].clear_caches()
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def held() -> float:
+    """Bytes in memory now; 0 where the system does not say."""
+    said = Path("/proc/self/statm")
+    return int(said.read_text().split()[1]) * os.sysconf("SC_PAGESIZE") if said.exists() else 0.0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    peak = memory()["memory/host_gib"]
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["peak"] = peak
+    else:
+        session.config.stash[PEAKS].append(peak)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    node.config.stash[PEAKS].append(getattr(node, "workeroutput", {}).get("peak", 0.0))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if peak := max(config.stash[PEAKS], default=0.0):
+        remark = "" if peak < MOST else f": more than {MOST:g}; look for what a test keeps after its end"
+        terminalreporter.write_line(f"most memory of one process of the suite: {peak:.2f} GiB{remark}")

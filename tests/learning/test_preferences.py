@@ -8,7 +8,7 @@ import pytest
 FILE = Path(__file__).parents[2] / "examples" / "preferences.py"
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_targets_are_found(seed):
     spec = importlib.util.spec_from_file_location("preferences", FILE)
     module = importlib.util.module_from_spec(spec)
