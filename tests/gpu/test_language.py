@@ -6,6 +6,7 @@ import torch
 from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.scoring.probe import make_scorer
 from grpo.language.scoring.scorer import Scorer
+from tests.gpu.ways import same_way, weights
 from tests.unit.language.functions import digits
 from tests.unit.language.test_policy import samples
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
@@ -65,6 +66,7 @@ def test_bfloat16_arithmetic_trains_float32_weights_and_samples_with_the_same():
 
 def test_out_of_memory_halves_the_passes_and_the_gradient_stays(monkeypatch):
     whole = make(dtype="float32")
+    before = weights(whole.policy.parameters().values())
     whole.step()
     tight = make(dtype="float32")
     plain = Scorer.__call__
@@ -78,7 +80,6 @@ def test_out_of_memory_halves_the_passes_and_the_gradient_stays(monkeypatch):
     with pytest.warns(UserWarning, match="out of memory"):
         report = tight.step()
     assert report["microbatch_halvings"] >= 1
-    for name, p in whole.policy.parameters().items():
-        torch.testing.assert_close(tight.policy.parameters()[name], p, atol=1e-3, rtol=1e-3)
+    same_way(before, *(weights(made.policy.parameters().values()) for made in (whole, tight)), most=0.05)
     whole.source.close()
     tight.source.close()

@@ -12,6 +12,7 @@ from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy, make_network
 from grpo.worldmodel.replay.buffer import Sample
+from tests.gpu.ways import same_way, weights
 
 pytestmark = pytest.mark.gpu
 
@@ -60,10 +61,7 @@ def learned(learner, shapes, updates, first=0):
 
 
 def same(one, two, first):
-    """They have gone the same way from `first`: the optimizer makes whole steps of what is rounding elsewhere."""
-    ways = [torch.cat([(p - q).flatten() for p, q in zip(x.parameters(), first.parameters(), strict=True)])
-            for x in (one, two)]  # fmt: skip
-    assert (ways[0] - ways[1]).norm() < 0.1 * ways[0].norm() > 0
+    same_way(*(weights(model.parameters()) for model in (first, one, two)))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
