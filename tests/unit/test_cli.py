@@ -335,6 +335,7 @@ def test_the_room_explains_its_settings(capsys):
 # --- language models ------------------------------------------------------------------------------------------------
 
 SMALL = "--num-generations 4 --prompts-per-step 2 --max-completion-length 6 --use-cpu --preflight false"
+SMALL += " --reward-workers 1"  # each is a process that loads torch
 
 
 @pytest.fixture(scope="module")
