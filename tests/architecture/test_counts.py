@@ -12,8 +12,8 @@ TREES = {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in 
 
 MOST = {
     "modules that import each other": 1,
-    "private names of another module": 2,
-    "attributes of our own objects looked for by name": 70,
+    "private names of another module": 0,
+    "attributes of our own objects looked for by name": 10,
 }
 LINES_OF_A_FILE = 450
 LINES_OF_A_FUNCTION = 60
@@ -24,38 +24,47 @@ LONG_FILES = {
     **dict.fromkeys(
         [
             "grpo/control/source.py", "grpo/language/engines/cuda_graphs/decoder.py", "grpo/language/engines/vllm.py",
-            "grpo/language/trainer.py", "grpo/view/runs.py", "grpo/worldmodel/source.py",
+            "grpo/view/runs.py",
         ],
         "to be divided",
     ),
 }  # fmt: skip
 LONG_FUNCTIONS = dict.fromkeys(
     [
-        "grpo/cli.py _parser", "grpo/language/engines/inline.py _batch", "grpo/language/trainer.py __init__",
-        "grpo/run/loop.py run",
+        "grpo/cli.py _parser", "grpo/language/engines/inline.py _batch",
     ],
     "to be divided",
 )  # fmt: skip
 
 FOREIGN = {
-    "arrays of any library": ["array.shape", "array.detach", "inputs.shape", "first.cat", "value.dtype"],
+    "arrays of any library": ["array.shape", "array.detach", "inputs.shape", "first.cat", "value.dtype", "value.item"],
     "an enumeration's member or a plain word": ["value.value", "mode.name"],
     "a factory, function, network or environment of the user's": [
         *("self.env.name", "make.name", "network.layout", "given.forward", "given.parameters"),
         "talk.environment.close",
     ],
-    "simulators": ["env.model", "env.ale", "env.get_state", "env.set_state"],
+    "simulators and Gymnasium's environments": [
+        *("env.model", "env.ale", "env.get_state", "env.set_state", "env.data", "env.spec", "env.*", "inner.*"),
+    ],
     "data sets": ["rows.origin", "self._rows.map"],
     "transformers' and PEFT's modules": [
         *("model.generate", "model.config", "getattr(engine, 'model', None).config", "module.weight", "module.eps"),
-        *("causal.model", "attention.q_norm", "attention.scaling", "head.weight"),
+        *("causal.model", "attention.q_norm", "attention.scaling", "head.weight", "layers[-1].*", "model.peft_config"),
+        *("config.quantization_config", "config.architectures"),
     ],
-    "errors of the standard library": ["error.reason"],
+    "vLLM's head, which carries a mark of ours": ["head.grpo_hook"],
+    "errors of libraries": ["error.reason", "error.response"],
     "modules and the names in them": ["module.*", "builtins.*"],
 }
 """Receivers that are not ours although a class of ours has an attribute of that name. `*`: a name that is computed."""
-KEPT: dict[str, str] = {}
+KEPT = {
+    "thing.*": "the check that an object has what a Protocol names, which says which name is missing",
+    "self._llm": "a constructor that failed half way is closed, too",
+    "call.function.runs_here": "a function of the user's, or a reward model of ours",
+}
 """Lookups on our own objects that stay, with the reason; they count."""
+TORCH = {"_parameters"}
+"""Private names of torch's modules that a class of ours happens to have as well."""
 
 
 def name_of(path: Path) -> str:
@@ -115,7 +124,8 @@ def test_private_names_stay_in_their_module():
                 names = [] if inherited else [node.attr]
             else:
                 continue
-            found += [f"{path}:{node.lineno} {name}" for name in names if name[0] == "_" and name[:2] != "__"]
+            private = [name for name in names if name[0] == "_" and name[:2] != "__" and name not in TORCH]
+            found += [f"{path}:{node.lineno} {name}" for name in private]
     assert len(found) <= MOST["private names of another module"], found
 
 
