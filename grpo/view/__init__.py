@@ -4,6 +4,7 @@ files      opens what lies inside the runs folder and nothing else; JSON lines b
 series     metrics and timing as columns that grow with their file
 patience   long readings are cut into pieces
 process    whether the process of a run is alive
+panels     which curves come first, and which belong together
 runs       one run: how it is doing, what the page shows of it
 shelf      which runs there are, and what several differ in
 index      numbers and offsets of the groups in a step's file

@@ -20,6 +20,7 @@ from grpo.view.about import key_of
 from grpo.view.advice import warnings
 from grpo.view.files import Gone, Stamp, Tail, finite, names_inside, open_inside, read_object, shown, stamp
 from grpo.view.objective import describe
+from grpo.view.panels import headline, panels
 from grpo.view.process import holder, resident_gib
 from grpo.view.series import Series
 
@@ -32,19 +33,6 @@ ENDLESS = 10**8
 """A plan of so many steps is none: the run ends by other means."""
 QUIET = 10.0
 """Seconds without a line after which a run whose process cannot be seen counts as ended, at least."""
-PANELS: tuple[tuple[str, str], ...] = (
-    ("Reward", r"reward|reward_std|rewards/.*|return|return_std|success|regret|regret_total|avg_reward"),
-    ("Evaluation", r"eval/.*|before/.*|warm_start/.*"),
-    ("Signal", r"frac_reward_zero_std|attempts|failed|truncated|completions/clipped_ratio|best_arm_probability"),
-    ("Policy", r"kl|kl_divergence|approx_kl|ratio|entropy"),
-    ("Clipping", r"clip_ratio/.*"),
-    ("Lengths", r"length|completions/.*length|episode_length"),
-    ("Arms", r"arm_probability/.*"),
-    ("World model", r"world/.*|model/.*|imagined/.*|critic/.*|replay_.*"),
-    ("Optimiser", r"loss|policy_loss|grad_norm|learning_rate|updates|updates_skipped"),
-    ("Progress", r"num_tokens|epoch|env_steps|episodes|samples"),
-)
-"""Curves that belong together, by name; what fits nowhere comes last."""
 
 
 def run_id(path: str) -> str:
@@ -243,8 +231,8 @@ class Run:
         return live | {
             "argv": about.get("argv"),
             "versions": about.get("versions"),
-            "headline": self._headline(),
-            "panels": self._panels(),
+            "headline": headline(self.metrics.columns),
+            "panels": panels(self.metrics.columns),
             "sample_steps": {
                 "count": len(steps),
                 "first": steps[0] if steps else None,
@@ -392,31 +380,6 @@ class Run:
             "last": shown(column[known[-1]]),
             "lower_is_better": lower,
         }
-
-    def _headline(self) -> list[str]:
-        names = (
-            "reward",
-            "return",
-            "success",
-            "eval/accuracy",
-            "eval/return",
-            "regret_total",
-            "best_arm_probability",
-            "completions/mean_length",
-            "episode_length",
-            "frac_reward_zero_std",
-            "kl",
-            "entropy",
-        )
-        return [name for name in names if name in self.metrics.columns][:8]
-
-    def _panels(self) -> list[Any]:
-        left, panels = list(self.metrics.columns), []
-        for title, pattern in PANELS:
-            mine = [name for name in left if re.fullmatch(pattern, name)]
-            left = [name for name in left if name not in mine]
-            panels += [[title, mine]] if mine else []
-        return [*panels, *([["Other", left]] if left else [])]
 
     def _time_split(self) -> dict[str, Any]:
         """Of the last 200 steps."""
