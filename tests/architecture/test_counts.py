@@ -42,6 +42,7 @@ FOREIGN = {
         *("self.env.name", "make.name", "network.layout", "given.forward", "given.parameters"),
         "talk.environment.close",
     ],
+    "what somebody handed over, checked against a Protocol": ["thing.*", "source.collect"],
     "simulators and Gymnasium's environments": [
         *("env.model", "env.ale", "env.get_state", "env.set_state", "env.data", "env.spec", "env.*", "inner.*"),
     ],
@@ -57,7 +58,6 @@ FOREIGN = {
 }
 """Receivers that are not ours although a class of ours has an attribute of that name. `*`: a name that is computed."""
 KEPT = {
-    "thing.*": "the check that an object has what a Protocol names, which says which name is missing",
     "self._llm": "a constructor that failed half way is closed, too",
     "call.function.runs_here": "a function of the user's, or a reward model of ours",
 }
