@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.capabilities import KeepsFiles
 from grpo.config import ConfigError
@@ -23,7 +23,9 @@ from grpo.run.loop import run
 from grpo.run.progress import Progress
 from grpo.run.stepping import Summary
 from grpo.run.trackers import Tracker
-from grpo.run.trainer import Batches, GRPOTrainer
+
+if TYPE_CHECKING:
+    from grpo.run.trainer import Batches, GRPOTrainer
 
 
 def start(

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 TREES = {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "grpo").rglob("*.py"))}
 
 MOST = {
-    "modules that import each other": 1,
+    "modules that import each other": 0,
     "private names of another module": 0,
     "attributes of our own objects looked for by name": 10,
 }
@@ -21,19 +21,9 @@ LINES_OF_A_FUNCTION = 60
 LONG_FILES = {
     "grpo/recipes.py": "a table: a row a variant",
     "grpo/language/engines/cuda_graphs/kernels.py": "kernels",
-    **dict.fromkeys(
-        [
-            "grpo/control/source.py", "grpo/language/engines/cuda_graphs/decoder.py", "grpo/language/engines/vllm.py",
-        ],
-        "to be divided",
-    ),
-}  # fmt: skip
-LONG_FUNCTIONS = dict.fromkeys(
-    [
-        "grpo/language/engines/inline.py _batch",
-    ],
-    "to be divided",
-)  # fmt: skip
+}
+LONG_FUNCTIONS: dict[str, str] = {}
+"""With the reason. A Triton kernel needs none."""
 
 FOREIGN = {
     "arrays of any library": ["array.shape", "array.detach", "inputs.shape", "first.cat", "value.dtype", "value.item"],
@@ -60,6 +50,7 @@ FOREIGN = {
 KEPT = {
     "self._llm": "a constructor that failed half way is closed, too",
     "call.function.runs_here": "a function of the user's, or a reward model of ours",
+    "config.reward_weights": "settings hand on the columns of their recipe; a stand-in for them need not",
 }
 """Lookups on our own objects that stay, with the reason; they count."""
 TORCH = {"_parameters"}
@@ -160,7 +151,7 @@ def test_our_own_objects_say_what_they_can_do():
                 found[what].append(f"{path}:{line}")
     places = sum(map(len, found.values()))
     assert places <= MOST["attributes of our own objects looked for by name"], dict(found)
-    assert {*KEPT} <= {*found}, "no longer there: take it out of KEPT"
+    assert {*KEPT} == {*found}, "each has its reason in KEPT, and is there"
 
 
 def test_files_are_short():
