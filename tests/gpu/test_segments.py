@@ -26,8 +26,8 @@ def test_the_kernel_s_results_are_merged_exactly(monkeypatch):
     grad = torch.randn(length, 8, 64, device="cuda", dtype=torch.bfloat16)
     out = attend(q, k, v, where, 0.125)
     mine = torch.autograd.grad(out, (q, k, v), grad)
-    monkeypatch.setattr(segments, "_forward", plain_forward)
-    monkeypatch.setattr(segments, "_backward", plain_backward)
+    monkeypatch.setattr(segments, "_flash_forward", plain_forward)
+    monkeypatch.setattr(segments, "_flash_backward", plain_backward)
     there = [x.detach().double().cpu().requires_grad_() for x in (q, k, v)]
     where = Segments.of([130, 1, 57], [[300, 20, 77], [5], [64, 64]], torch.device("cpu"))
     expected = attend(*there, where, 0.125)
