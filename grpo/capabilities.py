@@ -105,19 +105,6 @@ class Evaluates(Protocol):
 
 
 @runtime_checkable
-class HoldsOut(Protocol):
-    """Evaluates on rows that were held out; None: there are none, and so there is nothing to evaluate on.
-
-    >>> class Digits:
-    ...     held_out = None
-    >>> isinstance(Digits(), HoldsOut) and Digits().held_out is None
-    True
-    """
-
-    held_out: Any | None
-
-
-@runtime_checkable
 class Measures(Protocol):
     """Numbers that depend on the machine, so that they belong beside the timing and not among the metrics.
 
@@ -189,34 +176,6 @@ class ChecksData(Protocol):
 
 
 # --- of a trainer -----------------------------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class CountsSteps(Protocol):
-    """Knows how many steps a plan (`RunConfig`) comes to, say from passes over its data.
-
-    >>> class Trainer:
-    ...     def total_steps(self, how):
-    ...         return how.steps or 4 * how.num_train_epochs
-    >>> isinstance(Trainer(), CountsSteps)
-    True
-    """
-
-    def total_steps(self, how: Any) -> int: ...
-
-
-@runtime_checkable
-class Schedules(Protocol):
-    """Has a learning rate that depends on how many steps there will be: told once, before the first one.
-
-    >>> class Trainer:
-    ...     def schedule(self, steps):
-    ...         self.decay = 1 / steps
-    >>> isinstance(Trainer(), Schedules)
-    True
-    """
-
-    def schedule(self, steps: int) -> None: ...
 
 
 class PreflightFinding(Protocol):
@@ -325,34 +284,6 @@ class SavesModel(Protocol):
     def save_model(self, output_dir: str | Path | None, merge: bool) -> Path: ...
 
 
-@runtime_checkable
-class Uploads(Protocol):
-    """Puts a model's folder on the hub; says where it is then.
-
-    >>> class Trainer:
-    ...     def push_to_hub(self, folder=None):
-    ...         return "https://huggingface.co/someone/digits"
-    >>> isinstance(Trainer(), Uploads)
-    True
-    """
-
-    def push_to_hub(self, folder: str | Path | None) -> str: ...
-
-
-@runtime_checkable
-class Replies(Protocol):
-    """Answers a conversation.
-
-    >>> class Trainer:
-    ...     def reply(self, messages, **sampling):
-    ...         return messages[-1]["content"].upper()
-    >>> isinstance(Trainer(), Replies)
-    True
-    """
-
-    def reply(self, messages: Sequence[Any], **sampling: Any) -> str: ...
-
-
 # --- of a policy, of a user's policy model, and of the parts of a room ------------------------------------------------
 
 
@@ -402,20 +333,6 @@ class GivesMask(Protocol):
 
 
 @runtime_checkable
-class Metered(Protocol):
-    """Has numbers of its own to report.
-
-    >>> class Engine:
-    ...     def metrics(self):
-    ...         return {"engine/pages": 12.0}
-    >>> isinstance(Engine(), Metered)
-    True
-    """
-
-    def metrics(self) -> Mapping[str, float]: ...
-
-
-@runtime_checkable
 class Closes(Protocol):
     """Holds something (processes, files, sockets) that must be let go of; a second time does nothing.
 
@@ -429,6 +346,6 @@ class Closes(Protocol):
 
 OF_A_SOURCE = (
     *(Headlines, Plots, TellsEntropy, Films, Leaves),
-    *(Evaluates, HoldsOut, Measures, Timed, MakesRoom, KeepsFiles, ChecksData),
+    *(Evaluates, Measures, Timed, MakesRoom, KeepsFiles, ChecksData),
 )
 """Every capability that a run looks for in a source."""

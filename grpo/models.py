@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -161,13 +161,13 @@ class ModelSource:
     def _check_groups(self, groups: Any, starts: int) -> None:
         size = self._group_size
         if not isinstance(groups, Sequence) or isinstance(groups, str) or len(groups) != starts:
-            count = len(groups) if hasattr(groups, "__len__") else type(groups).__name__
+            count = len(groups) if isinstance(groups, Sized) else type(groups).__name__
             raise ValueError(
                 f"policy.generate_actions returned {count} groups for {starts} states; expected one a state"
             )
         for i, group in enumerate(groups):
-            if not hasattr(group, "__len__") or isinstance(group, str) or len(group) != size:
-                count = len(group) if hasattr(group, "__len__") else type(group).__name__
+            if not isinstance(group, Sized) or isinstance(group, str) or len(group) != size:
+                count = len(group) if isinstance(group, Sized) else type(group).__name__
                 raise ValueError(f"policy.generate_actions: group {i} has {count} actions; expected group_size={size}")
 
     def _rewards(self, states: list[Any], actions: list[Any], like: Tensor) -> Tensor:
@@ -175,13 +175,13 @@ class ModelSource:
         name = f"{type(self._reward).__name__}.compute_rewards"
         if given is None:
             raise ValueError(f"{name} returned None; expected {len(states)} numbers")
-        given = list(given) if hasattr(given, "__next__") else given
+        given = list(given) if isinstance(given, Iterator) else given
         try:
             reward_N = torch.as_tensor(given).detach().to(device=like.device, dtype=torch.float32)
         except (TypeError, ValueError, RuntimeError) as error:
             kinds = (
                 sorted({type(item).__name__ for item in given})
-                if hasattr(given, "__iter__")
+                if isinstance(given, Iterable)
                 else [type(given).__name__]
             )
             raise TypeError(f"{name} must return numbers, got {', '.join(kinds)}") from error

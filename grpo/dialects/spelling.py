@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from grpo.errors import nearest
@@ -132,6 +133,10 @@ def whole(value: Any) -> int:
     return int(number)
 
 
-def _text(value: Any) -> str:
+def spelled(value: Any) -> str:
     """As one would type it; members of an enumeration by their value."""
-    return str(getattr(value, "value", value)).strip().lower()
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def _text(value: Any) -> str:
+    return spelled(value).strip().lower()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from grpo.config import ConfigError
+from grpo.language.config import LanguageConfig
 from grpo.language.rewards import Rewards, messages
 from grpo.language.rewards.calling import ANSWER, Call, Verdict
 from grpo.language.samples import Prompt, Sample
@@ -59,7 +60,7 @@ def check(
     *,
     max_completion_length: int,
     tokenizer: Any,
-    config: Any = None,
+    config: LanguageConfig | None = None,
 ) -> list[Finding]:
     """Try the rewards, worst findings first."""
     prompts = list(prompts)[:MOST_PROMPTS]
@@ -263,8 +264,8 @@ def _lengths(prompts: Sequence[Prompt], completions: Sequence[Sample], limit: in
     return found
 
 
-def _scales(trial: _Trial, config: Any) -> list[Finding]:
-    given = getattr(config, "reward_weights", None)
+def _scales(trial: _Trial, config: LanguageConfig | None) -> list[Finding]:
+    given = None if config is None else config.algorithm.reward_weights
     weights = given if given is not None and len(given) == len(trial.rewards) else [1.0] * len(trial.rewards)
     ranges = {
         name: abs(weight) * (max(values) - min(values))
@@ -281,7 +282,7 @@ def _scales(trial: _Trial, config: Any) -> list[Finding]:
     return [Finding("note", what, "rewards of comparable size all get a say; set reward_weights")]
 
 
-def _settings(config: Any) -> list[Finding]:
+def _settings(config: LanguageConfig | None) -> list[Finding]:
     """What experience says about the settings."""
     if config is None:
         return []

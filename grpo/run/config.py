@@ -14,6 +14,11 @@ from grpo.config import ConfigError
 ENDLESS = 10**9
 """Steps of a run that something else ends."""
 
+_ARGUMENTS = {
+    *("checkpoint_every", "keep_last", "keep_best", "best_by", "evaluate_every", "failure_budget"),
+    *("sample_every", "log_every", "trackers", "project"),
+}
+
 
 class RunConfig(BaseModel):
     """How a run is carried out: nothing here changes what is learned."""
@@ -55,12 +60,7 @@ class RunConfig(BaseModel):
 
     def plan(self) -> dict[str, Any]:
         """The arguments of `grpo.run.loop.run` that are settings."""
-        names = ("checkpoint_every", "keep_last", "keep_best", "best_by", "sample_every", "log_every", "project")
-        return {name: getattr(self, name) for name in names} | {
-            "trackers": self.trackers,
-            "failure_budget": self.failure_budget,
-            "evaluate_every": self.evaluate_every,
-        }
+        return self.model_dump(include=_ARGUMENTS)
 
     def reached(self, metrics: Mapping[str, float | None]) -> bool:
         """Whether the environment made `env_steps`, or `best_by` is as good as `stop_at` asks for."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo.dialects import Settings, Spelling, Translation, interpret, key_of
-from grpo.dialects.spelling import absent, given, truth, whole
+from grpo.dialects.spelling import absent, given, spelled, truth, whole
 from grpo.run.config import RunConfig
 
 RUN_NAMES = tuple(name for name in RunConfig.model_fields if name not in ("name", "trackers"))
@@ -31,7 +31,7 @@ def _strategy(name: str, never: Settings, remedy: str) -> Callable[[Any], Settin
     """When something is done: by steps, or not at all."""
 
     def convert(value: Any) -> Settings:
-        word = str(getattr(value, "value", value)).lower()
+        word = spelled(value).lower()
         if word not in ("no", "steps", "false"):  # YAML reads `no` as false
             raise ValueError(f"{value!r} is not done here: {remedy}, which counts steps")
         return {} if word == "steps" else never

@@ -9,7 +9,20 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo.dialects.spelling import Settings, Soft, Spelling, absent, always, choice, given, refuse, truth, when, whole
+from grpo.dialects.spelling import (
+    Settings,
+    Soft,
+    Spelling,
+    absent,
+    always,
+    choice,
+    given,
+    refuse,
+    spelled,
+    truth,
+    when,
+    whole,
+)
 from grpo.errors import nearest
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -190,7 +203,7 @@ FIELDS = (
     always("average_tokens_across_devices", "a mean over tokens is one over the whole batch"),
     # optimiser
     Spelling("lr_scheduler_type", "lr_schedule", "linear; ours constant",
-             given("lr_schedule", lambda value: str(getattr(value, "value", value)).removesuffix("_with_warmup"))),
+             given("lr_schedule", lambda value: spelled(value).removesuffix("_with_warmup"))),
     refuse("lr_scheduler_kwargs", "schedules run with transformers' defaults", {}),
     Spelling("warmup_steps", "warmup_steps, warmup_ratio", "0; below 1 it is a share of the run",
              lambda value: {"warmup_ratio" if 0 < float(value) < 1 else "warmup_steps": value}),

@@ -39,9 +39,10 @@ class vInference:  # the name its users know
         """The settings with these; where both were given they must agree."""
         if not self.do_sample:
             raise ConfigError("do_sample=False gives a group of equal answers, which teach nothing; leave it out")
-        given = {ours: getattr(self, word) for word, ours in NAMES.items() if getattr(self, word) is not None}
+        mine, theirs = vars(self), config.model_dump()
+        given = {ours: mine[word] for word, ours in NAMES.items() if mine[word] is not None}
         for word, ours in NAMES.items():
-            if ours in given and ours in config.model_fields_set and getattr(config, ours) != given[ours]:
-                said = f"{word}={given[ours]!r} in vinference and {ours}={getattr(config, ours)!r} in the settings"
+            if ours in given and ours in config.model_fields_set and theirs[ours] != given[ours]:
+                said = f"{word}={given[ours]!r} in vinference and {ours}={theirs[ours]!r} in the settings"
                 raise ConfigError(f"{said} contradict each other; give one of them")
         return config.but(**given) if given else config

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from grpo.capabilities import Closes
 from grpo.config import ConfigError
 from grpo.errors import line
 from grpo.language.config import LanguageConfig
@@ -182,7 +183,7 @@ class Conversation:
                 if not talk.over:
                     self._go_on(talk, new, min(sampling.max_new_tokens, context - len(talk.prompt.ids)))
         for talk in talks:
-            if hasattr(talk.environment, "close"):
+            if isinstance(talk.environment, Closes):
                 with talk.blaming(f"{self._name}.close"):
                     talk.environment.close()
         yield from in_groups((talk.sample() for talk in talks), count)
