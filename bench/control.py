@@ -47,6 +47,7 @@ def train_ours(meter: Any, task: str, seed: int, **changes: Any) -> None:
     from grpo.control import make_trainer
     from grpo.control.play import play
     from grpo.envs.make import make_fleet
+    from grpo.envs.rules import EpisodeRules
 
     config = resolve([preset_layer(task)], configs()).config.but(seed=seed, **changes)
     judged = make_fleet(meter.task.id, 100, kind="serial")
@@ -56,7 +57,7 @@ def train_ours(meter: Any, task: str, seed: int, **changes: Any) -> None:
 
     def evaluate(seeds: range) -> float:
         source.policy.eval()
-        played = play(judged, source.policy, source.scaling, list(seeds), None, action_repeat=config.action_repeat)
+        played = play(judged, source.policy, source.scaling, list(seeds), None, EpisodeRules(config.action_repeat))
         return float(played.return_N.mean())
 
     while not meter.over:

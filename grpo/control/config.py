@@ -15,6 +15,7 @@ from grpo.blocks import Blocks, extended
 from grpo.config import ConfigError, GRPOConfig
 from grpo.control.dialect import WORDS
 from grpo.dialects import SYSTEMS, Words, joined
+from grpo.envs.rules import EpisodeRules
 from grpo.recipes import RECIPES
 
 ADVANTAGES: dict[str, dict[str, Any]] = {
@@ -201,9 +202,9 @@ class ControlConfig(GRPOConfig):
         return ADVANTAGES.get(self.judged_by or "", {}) | chunks | super()._columns()
 
     @property
-    def playing(self) -> dict[str, Any]:
+    def rules(self) -> EpisodeRules:
         """How an episode is played, whoever plays it."""
-        return {"action_repeat": self.action_repeat, "end_on_success": self.end_on_success}
+        return EpisodeRules(self.action_repeat, self.end_on_success)
 
     @property
     def idle(self) -> dict[str, str]:

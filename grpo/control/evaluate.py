@@ -13,6 +13,7 @@ from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.evaluate import Evaluation, rendered
 from grpo.envs.make import EnvFactory
+from grpo.envs.rules import EpisodeRules
 from grpo.envs.spaces import stack
 from grpo.envs.video import can_show, record
 
@@ -30,16 +31,9 @@ def judged(episodes: Episodes) -> Evaluation:
 class Player(gym.Wrapper[Any, Any, Any, Any]):
     """An environment and the greedy policy that plays it, observation by observation."""
 
-    def __init__(
-        self,
-        env: gym.Env[Any, Any],
-        policy: ActorPolicy,
-        scaling: Scaling,
-        action_repeat: int = 1,
-        end_on_success: bool = False,
-    ) -> None:
+    def __init__(self, env: gym.Env[Any, Any], policy: ActorPolicy, scaling: Scaling, rules: EpisodeRules) -> None:
         super().__init__(env)
-        self._policy, self._scaling, self._repeat, self._ends = policy, scaling, action_repeat, end_on_success
+        self._policy, self._scaling, self._rules = policy, scaling, rules
 
     def reset(self, **options: Any) -> Any:
         """A new episode: the policy forgets the last one."""
@@ -50,7 +44,7 @@ class Player(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         """The environment's, over with its first success where that is asked for."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        there = self._ends and bool(info.get("is_success", info.get("success", False)))
+        there = self._rules.end_on_success and bool(info.get("is_success", info.get("success", False)))
         return observation, reward, terminated or there, truncated, info
 
     def act(self, observation: Any) -> Any:
@@ -59,7 +53,9 @@ class Player(gym.Wrapper[Any, Any, Any, Any]):
             seen = self._scaling(stack([observation], self.env.observation_space))
             acted = self._policy.act(seen, None, self._memory)
             self._memory = acted.memory
-            self._ahead = [a for a in self._policy.head.to_env(acted.recorded) for _ in range(self._repeat)]
+            self._ahead = [
+                a for a in self._policy.head.to_env(acted.recorded) for _ in range(self._rules.action_repeat)
+            ]
         return self._ahead.pop(0)
 
     def episode(self, seed: int) -> float:
@@ -75,18 +71,17 @@ def watch(
     env: EnvFactory | gym.Env[Any, Any],
     policy: ActorPolicy,
     scaling: Scaling,
-    action_repeat: int,
+    rules: EpisodeRules,
     seeds: Sequence[int],
     render: bool = False,
     video: str | Path | None = None,
-    end_on_success: bool = False,
 ) -> list[float]:
     """Greedy episodes; `render`: in a window, or in a video where there is no display."""
     window = render and can_show()
     if render and not window and video is None:
         video = Path("test.mp4")
     shown = rendered(env, "human" if window else "rgb_array" if video is not None else None)
-    player = Player(shown, policy, scaling, action_repeat, end_on_success)
+    player = Player(shown, policy, scaling, rules)
     policy.eval()
     try:
         if video is None or window:

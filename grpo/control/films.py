@@ -17,7 +17,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from grpo.control.play import Episodes, Start, begin
+from grpo.control.play import Episodes
+from grpo.envs.episodes import Start, begin
 from grpo.envs.fleet import EnvError, Fleet, Snapshot
 from grpo.envs.make import EnvFactory
 from grpo.envs.processes import ProcessFleet

@@ -16,9 +16,10 @@ import gymnasium as gym
 import numpy as np
 
 from grpo.control.config import ControlConfig
-from grpo.control.play import Episodes, Seats, Start, named, play
+from grpo.control.play import Episodes, named, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
+from grpo.envs.episodes import EpisodeRunner, Start
 from grpo.envs.fleet import EnvError, Fleet, Snapshot
 from grpo.rollouts import Rollouts
 from grpo.seeding import start_seeds
@@ -75,14 +76,14 @@ def branch_points(
     """
     kept: dict[int, Snapshot] = {}
 
-    def visit(seats: Seats) -> None:
-        chosen_L = random.random(len(seats.row_L)) * (seats.step_L // config.action_chunk + 1) < 1.0
+    def visit(runner: EpisodeRunner) -> None:
+        chosen_L = random.random(len(runner.row_L)) * (runner.step_L // config.action_chunk + 1) < 1.0
         if chosen_L.any():
-            saved = fleet.snapshot(seats.member_L[chosen_L])
-            kept.update(zip(seats.row_L[chosen_L].tolist(), saved, strict=True))
+            saved = fleet.snapshot(runner.member_L[chosen_L])
+            kept.update(zip(runner.row_L[chosen_L].tolist(), saved, strict=True))
 
     trunk = list(seeds(config.seed, step, TRUNKS, config.groups_per_step))
-    played = play(fleet, policy, scaling, trunk, random, visit=visit, **config.playing)
+    played = play(fleet, policy, scaling, trunk, random, config.rules, visit=visit)
     if not kept:
         raise EnvError(f"no episode could be branched: {next(iter(played.errors.values()))}")
     return [kept[row] for row in sorted(kept)], played  # an episode that failed at its start gives no group

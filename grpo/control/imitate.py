@@ -85,7 +85,7 @@ def shown_by(config: ControlConfig, fleet: Fleet, head: Head, starts: Sequence[i
     decide = EnvFactory(config.warm_start).resolve()
     expert = Expert(decide, head, fleet.action_space, config.warm_start)  # type: ignore[arg-type]
     unscaled = Scaling(fleet.observation_space, False)
-    return worth_it(play(fleet, expert, unscaled, starts, None, **config.playing), config.warm_start)
+    return worth_it(play(fleet, expert, unscaled, starts, None, config.rules), config.warm_start)
 
 
 def worth_it(episodes: Episodes, name: str) -> Shown:

@@ -1,27 +1,26 @@
 """Playing whole episodes with a fleet, and the record that they leave.
 
-    starts ─► seats: members of the fleet ─► look, decide, step: live members only ─► Episodes (N × T)
-                 ▲                                            │
-                 └──── next start ◄── episode ended ◄─────────┘
+    starts ─► EpisodeRunner ─► look, decide, step: live members only ─► Episodes (N × T)
 
 An episode that fails is a row with an error, and the others go on. Nothing here knows what an advantage is.
+
+Letters: L live members, F numbers of the policy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
-from grpo.envs.fleet import Begun, Fleet, Snapshot, Stepped, Tree
-from grpo.envs.spaces import each, joined, put, take, zeros
-
-Start = int | Snapshot
-"""Where an episode begins: the environment's reset with this seed, or a state that was visited."""
+from grpo.envs.action_repeat import later
+from grpo.envs.episodes import EpisodeRunner, Start
+from grpo.envs.fleet import Fleet, Snapshot, Stepped, Tree
+from grpo.envs.rules import EpisodeRules
+from grpo.envs.spaces import take, zeros
 
 INSIDE = "\x1f"
 """Between the keys of an observation inside an observation; no environment writes it."""
@@ -87,171 +86,48 @@ def play(
     scaling: Scaling,
     starts: Sequence[Start],
     random: np.random.Generator | None,
+    rules: EpisodeRules | None = None,
     *,
-    action_repeat: int = 1,
-    end_on_success: bool = False,
     keep_out: bool = False,
-    visit: Callable[[Seats], None] | None = None,
+    visit: Callable[[EpisodeRunner], None] | None = None,
 ) -> Episodes:
     """One episode from each start; without `random` with the most likely actions. `visit` sees every decision."""
-    seats = Seats(fleet, policy, starts)
-    record = Record(len(starts), min(fleet.horizon or 256, 256))
-    while len(seats.row_L):
+    rules = rules or EpisodeRules()
+    runner = EpisodeRunner(fleet, starts, rules)
+    record, memory = Record(len(starts), min(fleet.horizon or 256, 256)), policy.begin(len(runner.row_L))
+    while len(runner.row_L):
         if visit is not None:
-            visit(seats)
-        seen = scaling(seats.observation)
-        acted = policy.act(seen, random, seats.memory)
+            visit(runner)
+        seen = scaling(runner.observation)
+        acted = policy.act(seen, random, memory)
         actions, size = policy.head.to_env(acted.recorded), policy.columns.size
-        at, raw, made_L = np.arange(len(seats.row_L)), seats.observation, np.zeros(len(seats.row_L), np.int64)
+        at, raw, made_L = np.arange(len(runner.row_L)), runner.observation, np.zeros(len(runner.row_L), np.int64)
         stepped: Stepped | None = None
         for i in range(size):  # the chunk: those whose episode goes on act again, without looking
             mine = at * size + i
-            now = _held(fleet, seats, at, actions[mine], action_repeat, end_on_success)
+            now = runner.step(at, actions[mine])
             moment = {"action": acted.recorded[mine], "logp": acted.logp_M[mine], "reward": now.reward_M}
             moment |= named("seen", seen)
             if seen is not raw:
                 moment |= named("raw", raw)
             if keep_out:
                 moment["out"] = acted.out_MF[mine]
-            record.write(seats.step_L[at] + i, seats.row_L[at], seats.longest + i, moment)
+            record.write(runner.step_L[at] + i, runner.row_L[at], runner.longest + i, moment)
             made_L[at] += 1
-            stepped = now if stepped is None else _later(stepped, at, now)
-            going = _going(now)
+            stepped = now if stepped is None else later(stepped, at, now)
+            going = now.going_M
             if i == size - 1 or not going.any():
                 break
             at, raw = at[going], take(now.observation, going)
             seen = scaling(raw)
         assert stepped is not None
-        seats.move(stepped, acted.memory, made_L)
+        changed, memory = runner.move(stepped, made_L), acted.memory
+        if changed is not None and memory is not None:
+            memory = policy.seated(memory, *changed)
     if not record.begun:
         rows = len(starts)
         record.write(np.zeros(rows, np.int64), np.arange(rows), 0, _nothing(fleet, policy, rows, keep_out))
-    return _episodes(record, seats, starts, action_repeat)
-
-
-class Seats:
-    """Who plays which episode, and how each ended. Live members only; arrays over them end in L."""
-
-    def __init__(self, fleet: Fleet, policy: ActorPolicy, starts: Sequence[Start]) -> None:
-        self._fleet, self._policy, self._starts = fleet, policy, starts
-        rows = len(starts)
-        self.waiting = 0
-        """The next start that has not begun."""
-        self.length_N = np.zeros(rows, np.int64)
-        self.terminated_N, self.truncated_N = np.zeros(rows, bool), np.zeros(rows, bool)
-        self.success_N = np.full(rows, np.nan)
-        self.last = zeros(fleet.observation_space, rows)
-        self.errors: dict[int, str] = {}
-        self.steps_N = np.zeros(rows, np.int64)
-        self.longest = 0
-        self.member_L, self.row_L, self.observation = self._seated(np.arange(min(fleet.size, rows)))
-        self.step_L = np.zeros(len(self.row_L), np.int64)
-        self.memory = policy.begin(len(self.row_L))
-
-    def move(self, stepped: Stepped, memory: Any, made_L: np.ndarray) -> None:
-        """Everybody one decision on, of so many actions; episodes that ended give their seat to the next start."""
-        self.step_L += made_L
-        self.longest += int(made_L.max())
-        done_L = stepped.terminated_M | stepped.truncated_M
-        if stepped.errors:
-            done_L[list(stepped.errors)] = True
-        self.observation, self.memory = stepped.observation, memory
-        if not done_L.any():
-            return
-        self._finish(done_L, stepped)
-        stay_L = ~done_L
-        member, row, seen = self._seated(self.member_L[done_L])
-        self.member_L, self.row_L = np.append(self.member_L[stay_L], member), np.append(self.row_L[stay_L], row)
-        self.step_L = np.append(self.step_L[stay_L], np.zeros(len(row), np.int64))
-        self.observation = take(self.observation, stay_L)
-        if self.memory is not None:
-            self.memory = self._policy.seated(self.memory, stay_L, len(row))
-        if len(row):
-            self.observation = joined([self.observation, seen])
-        self.longest = int(self.step_L.max(initial=0))
-
-    def _finish(self, done_L: np.ndarray, stepped: Stepped) -> None:
-        rows = self.row_L[done_L]
-        self.length_N[rows] = self.step_L[done_L]
-        self.terminated_N[rows], self.truncated_N[rows] = stepped.terminated_M[done_L], stepped.truncated_M[done_L]
-        if stepped.success_M is not None:
-            self.success_N[rows] = stepped.success_M[done_L]
-        put(self.last, rows, take(stepped.observation, done_L))
-        for at, message in stepped.errors.items():
-            row = int(self.row_L[at])
-            self.errors[row], self.length_N[row] = message, self.step_L[at] - 1
-
-    def _seated(self, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, Tree]:
-        """Members that now play the next starts, their rows, what they see. A start that fails is a failed row."""
-        member: list[int] = []
-        row: list[int] = []
-        seen: list[Tree] = []
-        while len(members) and self.waiting < len(self._starts):
-            rows = np.arange(self.waiting, min(self.waiting + len(members), len(self._starts)))
-            self.waiting += len(rows)
-            sitting, members = members[: len(rows)], members[len(rows) :]
-            begun = begin(self._fleet, sitting, [self._starts[i] for i in rows.tolist()])
-            self.errors |= {int(rows[at]): message for at, message in begun.errors.items()}
-            fit = np.array([at not in begun.errors for at in range(len(rows))])
-            member += sitting[fit].tolist()
-            row += rows[fit].tolist()
-            seen.append(take(begun.observation, fit))
-            members = np.append(members, sitting[~fit])
-        return np.array(member, np.int64), np.array(row, np.int64), joined(seen) if seen else None
-
-
-def begin(fleet: Fleet, members: np.ndarray, starts: Sequence[Start]) -> Begun:
-    """Each member at its start."""
-    seeds = [start for start in starts if not isinstance(start, Snapshot)]
-    if len(seeds) == len(starts):
-        return fleet.reset(members, seeds)
-    return fleet.restore(members, [start for start in starts if isinstance(start, Snapshot)])
-
-
-def _held(
-    fleet: Fleet, seats: Seats, at: np.ndarray, actions: Any, times: int, end_on_success: bool = False
-) -> Stepped:
-    """The same action for several environment steps, until the episode ends; rewards add up."""
-    stepped = _step(fleet, seats, at, actions, end_on_success)
-    for _ in range(times - 1):
-        going = np.flatnonzero(_going(stepped))
-        if not len(going):
-            break
-        stepped = _later(stepped, going, _step(fleet, seats, at[going], actions[going], end_on_success))
-    return stepped
-
-
-def _step(fleet: Fleet, seats: Seats, at: np.ndarray, actions: Any, end_on_success: bool) -> Stepped:
-    """One environment step of the live members `at`."""
-    stepped = fleet.step(seats.member_L[at], actions)
-    seats.steps_N[seats.row_L[at]] += 1
-    if end_on_success and stepped.success_M is not None:
-        return replace(stepped, terminated_M=stepped.terminated_M | (stepped.success_M == 1.0))
-    return stepped
-
-
-def _going(stepped: Stepped) -> np.ndarray:
-    """Whose episode goes on."""
-    going_M: np.ndarray = ~(stepped.terminated_M | stepped.truncated_M)
-    going_M[list(stepped.errors)] = False
-    return going_M
-
-
-def _later(stepped: Stepped, at: np.ndarray, further: Stepped) -> Stepped:
-    """What is known after the members `at` have made a further step; rewards add up."""
-    observation = each(stepped.observation, np.copy)
-    put(observation, at, further.observation)
-    reward_M, terminated_M, truncated_M = (
-        x.copy() for x in (stepped.reward_M, stepped.terminated_M, stepped.truncated_M)
-    )
-    reward_M[at] += further.reward_M
-    terminated_M[at], truncated_M[at] = further.terminated_M, further.truncated_M
-    success_M = stepped.success_M
-    if further.success_M is not None:
-        success_M = np.full(len(reward_M), np.nan) if success_M is None else success_M.copy()
-        success_M[at] = further.success_M
-    errors = {**stepped.errors, **{int(at[i]): text for i, text in further.errors.items()}}
-    return Stepped(observation, reward_M, terminated_M, truncated_M, success_M, errors)
+    return _episodes(record, runner, starts, rules.action_repeat)
 
 
 class Record:
@@ -304,8 +180,8 @@ def _nothing(fleet: Fleet, policy: ActorPolicy, rows: int, keep_out: bool) -> di
     return moment | ({"out": np.zeros((rows, head.size), np.float32)} if keep_out else {})
 
 
-def _episodes(record: Record, seats: Seats, starts: Sequence[Start], action_repeat: int) -> Episodes:
-    steps = max(int(seats.length_N.max()), 1)
+def _episodes(record: Record, runner: EpisodeRunner, starts: Sequence[Start], action_repeat: int) -> Episodes:
+    steps = max(int(runner.length_N.max()), 1)
     action_NT, logp_NT, reward_NT = (record.table(name, steps) for name in ("action", "logp", "reward"))
     assert action_NT is not None and logp_NT is not None and reward_NT is not None
     seen, raw = record.tree("seen", steps), record.tree("raw", steps)
@@ -316,14 +192,14 @@ def _episodes(record: Record, seats: Seats, starts: Sequence[Start], action_repe
         logp_NT=logp_NT,
         out_NTF=record.table("out", steps),
         reward_NT=reward_NT,
-        mask_NT=np.arange(steps)[None] < seats.length_N[:, None],
+        mask_NT=np.arange(steps)[None] < runner.length_N[:, None],
         offset_N=np.array([len(s.actions) // action_repeat if isinstance(s, Snapshot) else 0 for s in starts]),
-        terminated_N=seats.terminated_N,
-        truncated_N=seats.truncated_N,
-        success_N=seats.success_N,
-        last=seats.last,
-        errors=seats.errors,
-        steps_N=seats.steps_N,
+        terminated_N=runner.terminated_N,
+        truncated_N=runner.truncated_N,
+        success_N=runner.success_N,
+        last=runner.last,
+        errors=runner.errors,
+        steps_N=runner.steps_N,
     )
 
 

@@ -37,7 +37,7 @@ from grpo.control.imitate import imitate, shown_by, worth_it, write
 from grpo.control.play import Episodes, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import LIMIT, Scaling
-from grpo.control.stream import Streams
+from grpo.control.stream import StepWindows
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.make import EnvFactory
@@ -92,7 +92,7 @@ class ControlSource:
         self._eval_fleet: Fleet | None = None
         if config.group_by == "anchor":
             expect_anchors(self.fleet.observation_space, self.fleet.name)
-        self.streams = Streams(self.fleet, config) if streams else None
+        self.windows = StepWindows(self.fleet, config) if streams else None
         self.critic = Critic(self.fleet.observation_space, config) if config.judged_by == "critic" else None
         self._sighted = config.judged_by == "fitted" and self._sees_pictures()
         """Whether the value that is solved for reads what the policy makes of pictures, not the pictures."""
@@ -149,8 +149,8 @@ class ControlSource:
         config = self.config
         random = generator(config.seed, request.step, request.attempt)
         self.policy.eval()
-        if self.streams is not None:
-            episodes, group_N = self.streams.window(self.policy, self.scaling, random)
+        if self.windows is not None:
+            episodes, group_N = self.windows.next(self.policy, self.scaling, random)
             starts: list[Any] = list(range(config.groups_per_step))
             found = None
         else:
@@ -161,7 +161,7 @@ class ControlSource:
             )
             each, group_N = tries(config, starts)
             keep = self._keeps_old or self.policy.columns.width > 1
-            episodes = play(self.fleet, self.policy, self.scaling, each, random, keep_out=keep, **config.playing)
+            episodes = play(self.fleet, self.policy, self.scaling, each, random, config.rules, keep_out=keep)
             self._reels = [*(self._reels if request.attempt else ()), Reel.of(each, episodes)]
         self.env_steps += episodes.env_steps + (0 if found is None else found.env_steps)
         rollouts = self._rollouts(episodes, group_N, request.attempt)
@@ -241,7 +241,7 @@ class ControlSource:
             return None
         return_NT = returns_to_go(episodes, reward_NT, gamma)
         half_N, horizon = _member(group_N) % 2, self.fleet.horizon or 1000
-        if self.streams is not None:  # a stream may be a single row, and rows are of different episodes anyway
+        if self.windows is not None:  # a stream may be a single row, and rows are of different episodes anyway
             half_N = np.arange(len(group_N)) % 2
         if judged == "auto":
             found = choose(episodes, return_NT, group_N, half_N, horizon, self.policy.sight)
@@ -268,9 +268,9 @@ class ControlSource:
         """Whole episodes as the environment scores them; of starts that are asked for again, only how many."""
         ok_N = episodes.ok_N
         known_N = episodes.success_N[ok_N & ~np.isnan(episodes.success_N)]
-        if self.streams is not None:
-            finished = self.streams.finished
-            self.episodes = self.streams.ended
+        if self.windows is not None:
+            finished = self.windows.stream.finished
+            self.episodes = self.windows.stream.ended
             found: dict[str, float | None] = {
                 "return": float(np.mean([total for total, _ in finished])) if finished else None,
                 "episode_length": float(np.mean([length for _, length in finished])) if finished else None,
@@ -304,13 +304,13 @@ class ControlSource:
         starts = seeds(chosen, 0, EVALUATION, episodes)
         random = None if greedy else generator(chosen, EVALUATION)
         self.policy.eval()
-        return judged(play(self._eval_fleet, self.policy, self.scaling, starts, random, **self.config.playing))
+        return judged(play(self._eval_fleet, self.policy, self.scaling, starts, random, self.config.rules))
 
     def record(self, path: Path, episodes: int, seed: int | None = None) -> Path:
         """Greedy episodes that did not fail, as a file that `warm_start` takes."""
         starts = seeds(self.config.seed if seed is None else seed, 0, EXPERT, episodes)
         self.policy.eval()
-        played = play(self.fleet, self.policy, self.scaling, starts, None, **self.config.playing)
+        played = play(self.fleet, self.policy, self.scaling, starts, None, self.config.rules)
         return write(path, worth_it(played, self.fleet.name), self.policy.head)
 
     def leave(self, folder: Path) -> Mapping[str, Path]:
@@ -319,13 +319,12 @@ class ControlSource:
             return {}
         path = folder / "video.mp4"
         starts = seeds(self.config.seed, 0, EVALUATION, 1)
-        ends = self.config.end_on_success
-        watch(self.world.single, self.policy, self.scaling, self.config.action_repeat, starts, False, path, ends)
+        watch(self.world.single, self.policy, self.scaling, self.config.rules, starts, video=path)
         return {"video": path}
 
     def film(self, rows: Rollouts, stem: Path) -> list[list[dict[str, str]]]:
         """The episodes of these rows once more, as films beside the samples."""
-        if not self.config.films or self.streams is not None:
+        if not self.config.films or self.windows is not None:
             return []
         tapes = []
         for number in rows.inputs["row"][:, 0].tolist():
@@ -355,8 +354,8 @@ class ControlSource:
             parts["critic"] = self.critic.arrays()
         if self.fitted is not None:
             parts["fitted"] = self.fitted.arrays()
-        if self.streams is not None:
-            values["streams"], parts["streams"] = self.streams.values(), self.streams.arrays()
+        if self.windows is not None:
+            values["streams"], parts["streams"] = self.windows.values(), self.windows.arrays()
         named = {key: x for name, arrays in parts.items() for key, x in as_part(name, arrays).items()}
         return State(values, {key: torch.as_tensor(x) for key, x in named.items()})
 
@@ -381,8 +380,8 @@ class ControlSource:
             self.critic.load(part(kept, "critic"))
         if self.fitted is not None:
             self.fitted.load(part(kept, "fitted"))
-        if self.streams is not None:
-            self.streams.load(state.values["streams"], part(kept, "streams"))
+        if self.windows is not None:
+            self.windows.load(state.values["streams"], part(kept, "streams"))
 
     def metrics(self) -> Mapping[str, float | None]:
         """Of the episodes collected last."""

@@ -35,6 +35,7 @@ from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.heads import make_head
 from grpo.envs.make import EnvFactory, limited, make_fleet
+from grpo.envs.rules import EpisodeRules
 from grpo.envs.video import can_show
 from grpo.models import moved
 from grpo.protocols import State
@@ -187,14 +188,13 @@ class GRPOTrainer(RunTrainer):
         scaling = self.source.scaling if actor is None else Scaling(self.source.fleet.observation_space, False)
         shown = self.source.world.single if env is None or env is self.env else env
         with self._aside():
-            return _tell(shown, policy, scaling, self.config.action_repeat, episodes, render, video)
+            return _tell(shown, policy, scaling, EpisodeRules(self.config.action_repeat), episodes, render, video)
 
     def watch(self, episodes: int = 3, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes on independent starts, in a window or a video; their returns."""
         source, starts = self.source, seeds(self.config.seed, 0, EVALUATION, episodes)
-        shown, repeat, ends = source.world.single, self.config.action_repeat, self.config.end_on_success
         with self._aside():
-            return watch(shown, source.policy, source.scaling, repeat, starts, render, video, ends)
+            return watch(source.world.single, source.policy, source.scaling, self.config.rules, starts, render, video)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -209,7 +209,7 @@ class GRPOTrainer(RunTrainer):
     @property
     def _busy(self) -> bool:
         """Whether the only copy there is plays a stream, so that nothing else can be played with it meanwhile."""
-        return self.source.streams is not None and isinstance(self.source.world.single, gym.Env)
+        return self.source.windows is not None and isinstance(self.source.world.single, gym.Env)
 
     def record(self, path: str | Path, episodes: int = 20, seed: int | None = None) -> Path:
         """Greedy episodes that did not fail as an .npz file: somebody else's `warm_start`."""
@@ -234,13 +234,13 @@ def test(
     head = make_head(fleet.action_space)
     check_fits(actor, fleet.observation_space, head.size, "actor", fleet.action_space)
     policy, scaling = ActorPolicy(actor, head), Scaling(fleet.observation_space, False)
-    return _tell(single, policy, scaling, 1, episodes, render, video)
+    return _tell(single, policy, scaling, EpisodeRules(), episodes, render, video)
 
 
 def _tell(
-    env: Any, policy: ActorPolicy, scaling: Scaling, repeat: int, episodes: int, render: bool, video: Any
+    env: Any, policy: ActorPolicy, scaling: Scaling, rules: EpisodeRules, episodes: int, render: bool, video: Any
 ) -> list[float]:
-    returns = watch(env, policy, scaling, repeat, seeds(0, 0, EVALUATION, episodes), render, video)
+    returns = watch(env, policy, scaling, rules, seeds(0, 0, EVALUATION, episodes), render, video)
     for number, total in enumerate(returns, 1):
         print(f"Test Episode {number} | Reward: {total}")
     if render and not can_show():

@@ -9,6 +9,8 @@ episode that has ended waits until it is reset. Nothing resets by itself, so eve
 
 A member that raises, dies, hangs or answers nonsense is reported in `errors`, by its position in the call; the others
 go on, and it is fit again after its next `reset`.
+
+Letters: M members of a call.
 """
 
 from __future__ import annotations
@@ -50,6 +52,13 @@ class Stepped:
     """1 or 0 where the environment tells (`info["is_success"]` or `info["success"]`), else NaN; None: nobody told."""
     errors: Mapping[int, str] = field(default_factory=dict)
     """Position in the call → what went wrong. Its row is zeros, and neither terminated nor truncated."""
+
+    @property
+    def going_M(self) -> np.ndarray:
+        """Whose episode goes on."""
+        going_M: np.ndarray = ~(self.terminated_M | self.truncated_M)
+        going_M[list(self.errors)] = False
+        return going_M
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Collector:
                 self.background.refresh()
                 self._play(lanes, replay, step)
         _expect_sound(lanes, step)
-        metrics, due = self._told(lanes), self._ratio.due(lanes.env_steps)
+        metrics, due = self._told(lanes), self._ratio.due(lanes.stream.env_steps)
         if self.background is not None:
             self._before, self._ahead = (lanes.values(), lanes.arrays()), step + 1
             self.background.begin(lambda tape: self._play(lanes, tape, step + 1))
@@ -91,8 +91,8 @@ class Collector:
         config = self._config
         noise = torch.Generator().manual_seed(derive(config.seed, step, "act"))
         random = generator(config.seed, step, 0)
-        until = max(config.prefill, lanes.env_steps + config.steps_per_collect)
-        while lanes.env_steps < until or (isinstance(memory, Replay) and not memory.sequences):
+        until = max(config.prefill, lanes.stream.env_steps + config.steps_per_collect)
+        while lanes.stream.env_steps < until or (isinstance(memory, Replay) and not memory.sequences):
             lanes.tick(memory, random, noise)
         return random
 
@@ -104,14 +104,15 @@ class Collector:
 
     def _told(self, lanes: Lanes) -> dict[str, float | None]:
         """How playing went since somebody last asked."""
-        done, played = lanes.finished, lanes.env_steps - self._counted
-        failed, lanes.failures = len(lanes.failures), []
-        self._counted = lanes.env_steps
+        stream = lanes.stream
+        done, played = stream.finished, stream.env_steps - self._counted
+        failed, stream.failures = len(stream.failures), []
+        self._counted = stream.env_steps
         return {
             "return": float(np.mean([total for total, _ in done])) if done else None,
             "episode_length": float(np.mean([length for _, length in done])) if done else None,
-            "env_steps": float(lanes.env_steps),
-            "episodes": float(lanes.episodes),
+            "env_steps": float(stream.env_steps),
+            "episodes": float(stream.episodes),
             "failed": float(failed),
             "samples": float(played),
         }
@@ -197,9 +198,10 @@ class Collector:
 
 def _expect_sound(lanes: Lanes, step: int) -> None:
     """Environments that failed: an error on the first step, later a warning; the run counts them."""
-    if lanes.failures and step == 0:
-        raise SamplesFailed(f"on the first step the environment failed: {lanes.failures[0]}")
-    for message in dict.fromkeys(lanes.failures):
+    failures = lanes.stream.failures
+    if failures and step == 0:
+        raise SamplesFailed(f"on the first step the environment failed: {failures[0]}")
+    for message in dict.fromkeys(failures):
         warnings.warn(f"an episode was given up: {message}", stacklevel=6)
 
 

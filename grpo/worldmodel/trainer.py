@@ -15,7 +15,7 @@ import gymnasium as gym
 import torch
 
 from grpo.config import ConfigError
-from grpo.envs.action_repeat import HeldFactory
+from grpo.envs.action_repeat import ActionRepeatFactory
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.envs.heads import Gaussian, Head, make_head
@@ -120,7 +120,7 @@ def _environments(config: WorldModelConfig, env: Env) -> tuple[Fleet, EvalEnvs]:
             raise ConfigError(f"{what} needs environments one by one: vector=serial or processes, not {kind}")
         kind = _home(factory) if kind == "auto" else kind
     if config.action_repeat > 1:
-        factory, horizon = EnvFactory(HeldFactory(factory, config.action_repeat)), None
+        factory, horizon = EnvFactory(ActionRepeatFactory(factory, config.action_repeat)), None
     if config.pixels:
         factory = EnvFactory(DrawnFactory(factory.env, config.image_size, factory.kwargs, factory.horizon))
 

@@ -12,6 +12,7 @@ from grpo.control.groups import EVALUATION, seeds
 from grpo.envs.evaluate import Evaluation, rendered
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory
+from grpo.envs.rules import EpisodeRules
 from tests.faults import envs
 
 
@@ -138,7 +139,7 @@ def test_a_player_holds_its_action_and_forgets_between_episodes():
             asked.append(memory)
             return SimpleNamespace(recorded=np.array([len(asked) % 2]), memory=memory + 1)
 
-    player = Player(envs.Walk(length=7), Policy(), lambda seen: seen, action_repeat=3)
+    player = Player(envs.Walk(length=7), Policy(), lambda seen: seen, EpisodeRules(action_repeat=3))
     player.episode(1)
     player.episode(2)
     assert asked == [0, 1, 2, 0, 1, 2]
@@ -160,6 +161,6 @@ def test_a_video_shows_the_same_episodes(tmp_path):
     source = made.source
     place = tmp_path / "play.mp4"
     starts = seeds(0, 0, EVALUATION, 2)
-    found = watch(EnvFactory("CartPole-v1"), source.policy, source.scaling, 1, starts, video=place)
+    found = watch(EnvFactory("CartPole-v1"), source.policy, source.scaling, EpisodeRules(), starts, video=place)
     assert found == made.evaluate(2).return_E.tolist()
     assert place.stat().st_size > 1000 and b"ftyp" in place.read_bytes()[:16]

@@ -11,6 +11,7 @@ from grpo.control.scaling import Scaling
 from grpo.envs.fleet import Begun, Snapshot, Stepped
 from grpo.envs.heads import make_head
 from grpo.envs.make import make_fleet
+from grpo.envs.rules import EpisodeRules
 
 
 class Countdown:
@@ -94,8 +95,8 @@ def test_when_nothing_can_begin_every_row_has_its_reason():
     assert episodes.out_NTF.shape == (2, 1, 2)
 
 
-def test_held_actions_are_one_decision():
-    _, episodes = run([5, 4], action_repeat=3)
+def test_repeated_actions_are_one_decision():
+    _, episodes = run([5, 4], rules=EpisodeRules(action_repeat=3))
     assert episodes.length_N.tolist() == [2, 2]
     assert episodes.reward_NT.tolist() == [[12, 3], [9, 1]]
     assert episodes.env_steps == 9

@@ -10,7 +10,8 @@ from grpo.control import ControlConfig, GRPOTrainer
 from grpo.control.networks import make_network
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
-from grpo.control.stream import REMEMBERED, Streams
+from grpo.control.stream import StepWindows
+from grpo.envs.episodes import REMEMBERED
 from grpo.envs.fleet import Begun, EnvError, Stepped
 from grpo.envs.heads import make_head
 from grpo.protocols import CollectRequest
@@ -72,9 +73,9 @@ class Relay:
 def make(fleet, window=4, **settings):
     config = ControlConfig(**{"group_by": "steps", "advantage": "step", "group_size": window} | settings)
     policy = ActorPolicy(make_network(fleet.observation_space, 2, (8,)), make_head(fleet.action_space))
-    streams, scaling = Streams(fleet, config), Scaling(fleet.observation_space, False)
+    windows, scaling = StepWindows(fleet, config), Scaling(fleet.observation_space, False)
     random = np.random.default_rng(0)
-    return streams, lambda: streams.window(policy, scaling, random)
+    return windows, lambda: windows.next(policy, scaling, random)
 
 
 def test_a_window_ends_episodes_and_the_next_goes_on_with_them():
@@ -115,14 +116,14 @@ def test_rows_know_what_came_after_them_and_what_lies_behind():
 
 
 def test_whole_episodes_are_counted_whatever_cut_them():
-    streams, window = make(Relay())
+    windows, window = make(Relay())
     window()
-    assert streams.finished == [(6.0, 3)] and streams.ended == 1  # the second stream's first
+    assert windows.stream.finished == [(6.0, 3)] and windows.stream.ended == 1  # the second stream's first
     window()
-    assert streams.finished == [(6.0, 3), (15.0, 5), (6.0, 3)] and streams.ended == 3
+    assert windows.stream.finished == [(6.0, 3), (15.0, 5), (6.0, 3)] and windows.stream.ended == 3
     for _ in range(20):
         window()
-    assert len(streams.finished) == REMEMBERED and set(streams.finished) == {(6.0, 3), (15.0, 5)}
+    assert len(windows.stream.finished) == REMEMBERED and set(windows.stream.finished) == {(6.0, 3), (15.0, 5)}
 
 
 def test_rows_that_are_shorter_than_the_longest_are_padded_with_nothing():
@@ -143,13 +144,13 @@ def test_every_episode_of_every_stream_has_a_start_of_its_own():
 
 
 def test_a_failure_is_a_row_with_an_error_and_the_stream_goes_on():
-    streams, window = make(Relay(fails={0: (1, 3)}))
+    windows, window = make(Relay(fails={0: (1, 3)}))
     episodes, group_N = window()
     assert group_N.tolist() == [0, 0, 1, 1]
     assert episodes.length_N.tolist() == [2, 1, 3, 1]  # the step that failed was not made
     assert episodes.errors == {0: "Relay member 0, step 3: no"}
     assert episodes.terminated_N.tolist() == [False] * 4
-    assert streams.finished == [(6.0, 3)]
+    assert windows.stream.finished == [(6.0, 3)]
     episodes, _ = window()
     np.testing.assert_array_equal(episodes.observation[0, 0], [0, 1])
 
@@ -188,7 +189,7 @@ def test_a_stream_goes_on_from_what_is_kept():
     assert fleet.t.tolist() == [4, 1] and [seeds[-1] for seeds in fleet.seeds] == values["seeds"]
     expected, found = window()[0], again()[0]
     np.testing.assert_array_equal(found.observation, expected.observation)
-    assert other.finished == one.finished and other.ended == one.ended
+    assert other.stream.finished == one.stream.finished and other.stream.ended == one.stream.ended
     assert other.values()["begun"] == one.values()["begun"]
 
 

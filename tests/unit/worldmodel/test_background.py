@@ -175,7 +175,7 @@ def test_a_checkpoint_survives_a_round_that_failed_and_plays_it_again(monkeypatc
 def test_an_episode_that_was_given_up_beside_counts_after_a_resume_too():
     trainer, _ = trained(1, acting="beside")
     trainer.state()
-    trainer.source.collector._lanes.failures.append("it broke")
+    trainer.source.collector._lanes.stream.failures.append("it broke")
     again = make(acting="beside")
     again.load_state(trainer.state())
     for made in (trainer, again):
@@ -214,7 +214,7 @@ def endless(monkeypatch):
         made = real(self, *arguments)
         if threading.current_thread() is not threading.main_thread():
             ticks.append(made)
-            self.env_steps -= made if len(ticks) < MOST else 0
+            self.stream.env_steps -= made if len(ticks) < MOST else 0
             playing.set()
         return made
 
@@ -269,7 +269,7 @@ real, playing = Lanes.tick, threading.Event()
 def tick(self, *arguments):
     made = real(self, *arguments)
     if threading.current_thread() is not threading.main_thread():
-        self.env_steps -= made
+        self.stream.env_steps -= made
         playing.set()
     return made
 

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from grpo.config import ConfigError
-from grpo.envs.action_repeat import HeldFactory
+from grpo.envs.action_repeat import ActionRepeatFactory
 from grpo.envs.make import EnvFactory
 from grpo.protocols import CollectRequest, State
 from grpo.worldmodel.acting import EVALUATION, episode_seed
@@ -214,4 +214,4 @@ class Panel:
 
 def test_messages_name_the_environment_however_it_is_wrapped():
     drawn = EnvFactory(DrawnFactory("CartPole-v1", 64))
-    assert EnvFactory(HeldFactory(drawn, 2)).name == "CartPole-v1"
+    assert EnvFactory(ActionRepeatFactory(drawn, 2)).name == "CartPole-v1"
