@@ -23,7 +23,7 @@ Level = Literal["token_level", "action_level", "chunk_level"]
 
 
 @dataclass(frozen=True)
-class Columns:
+class ChunkColumns:
     """How many columns a chunk has, and what its log-probs and entropies are of."""
 
     size: int = 1
@@ -101,7 +101,7 @@ def paid_together(reward_NT: np.ndarray, length_N: np.ndarray, size: int) -> np.
     return paid_NT
 
 
-def by_token(rollouts: Rollouts, columns: Columns, logp_NTE: Tensor) -> Rollouts:
+def by_token(rollouts: Rollouts, columns: ChunkColumns, logp_NTE: Tensor) -> Rollouts:
     """A record that has a column for each action with one for each of its tokens instead; the last is rewarded."""
     width = columns.width
 

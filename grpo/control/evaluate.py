@@ -1,4 +1,4 @@
-"""How good a policy is on starts that training never used; and a video of it."""
+"""How good a policy is on starts that training never used; videos and recordings of it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,54 @@ from typing import Any
 
 import gymnasium as gym
 
-from grpo.control.play import Episodes
+from grpo.control.config import ControlConfig
+from grpo.control.groups import EVALUATION, EXPERT, seeds
+from grpo.control.imitate import worth_it, write
+from grpo.control.play import Episodes, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
+from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation, rendered
+from grpo.envs.fleet import Fleet
 from grpo.envs.make import EnvFactory
 from grpo.envs.rules import EpisodeRules
 from grpo.envs.spaces import stack
 from grpo.envs.video import can_show, record
+from grpo.seeding import generator
+
+MOST_ENVS = 64
+"""Copies that play at a time unless `num_envs` says otherwise."""
+
+
+class Evaluator:
+    """Plays with the policy as it is, and learns nothing from it."""
+
+    def __init__(self, policy: ActorPolicy, scaling: Scaling, copies: EnvCopies, config: ControlConfig) -> None:
+        self._policy, self._scaling, self.copies, self._config = policy, scaling, copies, config
+
+    def evaluate(self, episodes: int | None = None, greedy: bool | None = None, seed: int | None = None) -> Evaluation:
+        """So many episodes on independent starts, the same ones every time; None: as the settings say."""
+        config = self._config
+        episodes = config.eval_episodes if episodes is None else episodes
+        greedy = config.eval_greedy if greedy is None else greedy
+        fleet = self.copies.fleet(min(episodes, config.num_envs or MOST_ENVS))
+        chosen = config.seed if seed is None else seed
+        starts = seeds(chosen, 0, EVALUATION, episodes)
+        random = None if greedy else generator(chosen, EVALUATION)
+        self._policy.eval()
+        return judged(play(fleet, self._policy, self._scaling, starts, random, config.rules))
+
+    def record(self, path: Path, fleet: Fleet, episodes: int, seed: int | None = None) -> Path:
+        """Greedy episodes that did not fail, as a file that `warm_start` takes."""
+        starts = seeds(self._config.seed if seed is None else seed, 0, EXPERT, episodes)
+        self._policy.eval()
+        played = play(fleet, self._policy, self._scaling, starts, None, self._config.rules)
+        return write(path, worth_it(played, fleet.name), self._policy.head)
+
+    def watch(self, episodes: int, render: bool = False, video: str | Path | None = None) -> list[float]:
+        """Greedy episodes on independent starts, in a window or a video; their returns."""
+        starts = seeds(self._config.seed, 0, EVALUATION, episodes)
+        return watch(self.copies.single, self._policy, self._scaling, self._config.rules, starts, render, video)
 
 
 def judged(episodes: Episodes) -> Evaluation:
@@ -53,9 +93,8 @@ class Player(gym.Wrapper[Any, Any, Any, Any]):
             seen = self._scaling(stack([observation], self.env.observation_space))
             acted = self._policy.act(seen, None, self._memory)
             self._memory = acted.memory
-            self._ahead = [
-                a for a in self._policy.head.to_env(acted.recorded) for _ in range(self._rules.action_repeat)
-            ]
+            action_M, times = self._policy.head.to_env(acted.recorded), self._rules.action_repeat
+            self._ahead = [action for action in action_M for _ in range(times)]
         return self._ahead.pop(0)
 
     def episode(self, seed: int) -> float:

@@ -12,19 +12,33 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from grpo.control.policy import ActorPolicy
+from grpo.control.scaling import LIMIT, Scaling
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
-from grpo.envs.spaces import leaf
+from grpo.envs.spaces import leaf, stack
 from grpo.run.files import write_atomic
 
 _ROWS = 32
-"""Random observations on which the file must agree with the module."""
+"""Observations on which the file must agree with the module."""
 _RTOL, _ATOL = 1e-4, 1e-5
+
+
+def export_policy(policy: ActorPolicy, scaling: Scaling, space: gym.Space[Any], path: Path) -> Path:
+    """The greedy policy, scaling included, checked on observations of this space."""
+    mean, std = scaling.tree()
+    greedy = Greedy(policy.network, policy.head, mean, std, LIMIT, policy.columns.size)
+    space = copy.deepcopy(space)
+    space.seed(0)
+    example = policy.tensors(stack([space.sample() for _ in range(_ROWS)], space))
+    return export_onnx(greedy, example, path, policy.begin(_ROWS))
 
 
 class Greedy(nn.Module):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grpo.control.chunks import Columns
+from grpo.control.chunks import ChunkColumns
 from grpo.control.networks import Network, RecurrentNetwork, tensors
 from grpo.control.numpy_policy import numpy_policy
 from grpo.envs.fleet import Tree
@@ -41,9 +41,9 @@ class ActorPolicy:
     With chunks the network gives the head's numbers several times, one after the other.
     """
 
-    def __init__(self, network: nn.Module, head: Head, columns: Columns | None = None) -> None:
+    def __init__(self, network: nn.Module, head: Head, columns: ChunkColumns | None = None) -> None:
         self.network, self.head = network, head
-        self.columns = columns or Columns()
+        self.columns = columns or ChunkColumns()
         self.recurrent = isinstance(network, RecurrentNetwork)
         self.version = 0
         self._layout: Layout | None = network.layout if isinstance(network, Network | RecurrentNetwork) else None

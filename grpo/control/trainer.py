@@ -22,15 +22,17 @@ import torch
 from torch import nn
 
 from grpo.config import ConfigError
-from grpo.control.chunks import Columns
+from grpo.control.chunks import ChunkColumns
 from grpo.control.config import ControlConfig
-from grpo.control.evaluate import watch
+from grpo.control.evaluate import MOST_ENVS, watch
+from grpo.control.export import export_policy
 from grpo.control.groups import EVALUATION, seeds
 from grpo.control.networks import check_fits, make_network
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
-from grpo.control.source import MOST_ENVS, ControlSource, World
+from grpo.control.source import ControlSource
 from grpo.dialects import translate
+from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.heads import make_head
@@ -133,10 +135,10 @@ class GRPOTrainer(RunTrainer):
         idle = [name for name in ("learning_rate", "weight_decay") if optimizer is not None and name in given]
         if idle:
             raise ConfigError(f"{idle[0]} has no effect with an optimizer of your own; set it there")
-        fleet, world = _world(config, env)
-        self.env = env if isinstance(env, gym.Env) else world.single
+        fleet, copies = _envs(config, env)
+        self.env = env if isinstance(env, gym.Env) else copies.single
         policy, scaling = _policy(config, fleet, actor)
-        source = ControlSource(policy, scaling, fleet, world, config)
+        source = ControlSource(policy, scaling, fleet, copies, config)
         recipe = config.recipe
         reference = FrozenReference.copy_of(policy) if recipe.beta and recipe.kl_to == "reference" else None
         hooks: list[Hook] = [WarmStart(source), *([TutorialNames()] if self.tutorial else [])]
@@ -172,7 +174,7 @@ class GRPOTrainer(RunTrainer):
 
     def evaluate(self, episodes: int = 20, greedy: bool = True, seed: int | None = None) -> Evaluation:
         """Whole episodes on starts that training never uses."""
-        return self.source.judge(episodes, greedy, seed)
+        return self.source.evaluator.evaluate(episodes, greedy, seed)
 
     def test(
         self,
@@ -186,15 +188,14 @@ class GRPOTrainer(RunTrainer):
         own = self.source.policy
         policy = own if actor is None else ActorPolicy(actor, own.head, own.columns)
         scaling = self.source.scaling if actor is None else Scaling(self.source.fleet.observation_space, False)
-        shown = self.source.world.single if env is None or env is self.env else env
+        shown = self.source.evaluator.copies.single if env is None or env is self.env else env
         with self._aside():
             return _tell(shown, policy, scaling, EpisodeRules(self.config.action_repeat), episodes, render, video)
 
     def watch(self, episodes: int = 3, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes on independent starts, in a window or a video; their returns."""
-        source, starts = self.source, seeds(self.config.seed, 0, EVALUATION, episodes)
         with self._aside():
-            return watch(source.world.single, source.policy, source.scaling, self.config.rules, starts, render, video)
+            return self.source.evaluator.watch(episodes, render, video)
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -209,16 +210,16 @@ class GRPOTrainer(RunTrainer):
     @property
     def _busy(self) -> bool:
         """Whether the only copy there is plays a stream, so that nothing else can be played with it meanwhile."""
-        return self.source.windows is not None and isinstance(self.source.world.single, gym.Env)
+        return self.source.windows is not None and isinstance(self.source.evaluator.copies.single, gym.Env)
 
     def record(self, path: str | Path, episodes: int = 20, seed: int | None = None) -> Path:
         """Greedy episodes that did not fail as an .npz file: somebody else's `warm_start`."""
         with self._aside():
-            return self.source.record(Path(path), episodes, seed)
+            return self.source.evaluator.record(Path(path), self.source.fleet, episodes, seed)
 
     def export(self, path: str | Path) -> Path:
         """The greedy policy as an ONNX file, checked against this one."""
-        return self.source.export(Path(path))
+        return export_policy(self.source.policy, self.source.scaling, self.source.fleet.observation_space, Path(path))
 
 
 def test(
@@ -285,7 +286,7 @@ def _name(env: Any) -> str:
     return spec.id if spec is not None else f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
+def _envs(config: ControlConfig, env: Any) -> tuple[Fleet, EnvCopies]:
     """The fleet that trains, and how further copies are made."""
     given = config.env if env is None or isinstance(env, str) else env
     size = config.groups_per_step if config.group_by == "steps" else min(config.num_envs or MOST_ENVS, config.episodes)
@@ -297,7 +298,7 @@ def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
 
     if not isinstance(given, gym.Env):
         factory = EnvFactory(given, config.env_kwargs, horizon)
-        return made(factory, size), World(factory, partial(made, factory))
+        return made(factory, size), EnvCopies(factory, partial(made, factory))
     if config.env_kwargs:
         raise ConfigError("env_kwargs has no effect on an environment that is made already; pass its id")
     # A wrapper that does not say how it was made cannot be made again, and so nor can what it wraps.
@@ -305,7 +306,7 @@ def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
         spec = copy.deepcopy(given.spec)
         spec.kwargs.pop("render_mode", None)  # one window is enough
         factory = EnvFactory(spec, horizon=horizon)
-        return made(given, size), World(factory, partial(made, factory))
+        return made(given, size), EnvCopies(factory, partial(made, factory))
     fleet = made(given, 1)  # the only one there is: episodes are played one after the other, also to evaluate
 
     def same(count: int) -> Fleet:
@@ -315,13 +316,13 @@ def _world(config: ControlConfig, env: Any) -> tuple[Fleet, World]:
             )
         return fleet
 
-    return fleet, World(given if horizon is None else limited(given, horizon), same)
+    return fleet, EnvCopies(given if horizon is None else limited(given, horizon), same, only=True)
 
 
 def _policy(config: ControlConfig, fleet: Fleet, actor: nn.Module | None) -> tuple[ActorPolicy, Scaling]:
     """The actor, ours or theirs, with the head that the action space needs."""
     head = make_head(fleet.action_space, config.action_head, config.log_std)
-    columns = Columns(config.action_chunk, head.tokens, config.logprob_type, config.entropy_type)
+    columns = ChunkColumns(config.action_chunk, head.tokens, config.logprob_type, config.entropy_type)
     size = head.size * columns.size
     if actor is None:
         network: nn.Module = make_network(

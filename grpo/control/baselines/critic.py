@@ -24,7 +24,7 @@ ROWS = 256
 """Decisions in one step of its optimizer."""
 
 
-class Critic:
+class LearnedValue:
     """V(o), fitted to λ-returns after each collection."""
 
     def __init__(self, space: gym.Space[Any], config: ControlConfig) -> None:
@@ -44,7 +44,7 @@ class Critic:
     ) -> np.ndarray:
         """return − GAE for each decision; then the critic learns from these episodes."""
         mask_NT = episodes.mask_NT & episodes.ok_N[:, None]  # nobody knows what came after a failure
-        gamma, lam = self._config.algorithm.gamma, self._config.gae_lambda
+        gamma, lam = self._config.recipe.gamma, self._config.gae_lambda
         rows, steps = mask_NT.shape
         value_NT = np.zeros((rows, steps + 1))
         value_NT[:, :-1][mask_NT] = self.values(take(episodes.observation, mask_NT))

@@ -10,7 +10,7 @@ from gymnasium import spaces as gs
 
 from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
-from grpo.control.chunks import Columns, paid_together
+from grpo.control.chunks import ChunkColumns, paid_together
 from grpo.control.evaluate import Player
 from grpo.core.ratios import fold
 from grpo.experience import Experience
@@ -199,7 +199,7 @@ def test_entropies_of_tokens_actions_and_chunks():
     narrow = wide[:, ::2]
 
     def found(logprob, entropy):
-        columns = Columns(3, 2, logprob, entropy)
+        columns = ChunkColumns(3, 2, logprob, entropy)
         return columns.entropies(token, wide if logprob == "token_level" else narrow)[0]
 
     def padded(x, to):

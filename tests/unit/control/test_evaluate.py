@@ -31,7 +31,7 @@ def evaluation(returns, success=np.nan, failed=0, **more) -> Evaluation:
 def test_the_same_starts_every_time_and_never_those_of_training(monkeypatch):
     made = cartpole()
     used = {"train": [], "judge": []}
-    for name, fleet in (("train", made.source.fleet), ("judge", made.source.world.others(20))):
+    for name, fleet in (("train", made.source.fleet), ("judge", made.source.evaluator.copies.fleet(20))):
         real = fleet.reset
 
         def reset(members, seeds, real=real, name=name):
@@ -39,8 +39,6 @@ def test_the_same_starts_every_time_and_never_those_of_training(monkeypatch):
             return real(members, seeds)
 
         monkeypatch.setattr(fleet, "reset", reset)
-        if name == "judge":
-            made.source._eval_fleet = fleet
     for _ in range(3):
         made.step()
         made.evaluate(20)
@@ -59,18 +57,18 @@ def test_a_seed_chooses_other_starts_and_greedy_play_repeats_itself():
 def test_more_episodes_than_copies_are_played_one_after_the_other():
     made = cartpole(num_envs=3)
     few = made.evaluate(8)
-    assert made.source._eval_fleet.size == 3
+    assert made.source.evaluator.copies.fleet(1).size == 3
     assert few.return_E.tolist() == cartpole().evaluate(8).return_E.tolist()
 
 
 def test_the_copies_for_evaluation_are_kept_and_grow_when_needed():
     made = cartpole()
     made.evaluate(4)
-    first = made.source._eval_fleet
+    first = made.source.evaluator.copies.fleet(1)
     made.evaluate(3)
-    assert made.source._eval_fleet is first is not made.source.fleet
+    assert made.source.evaluator.copies.fleet(1) is first is not made.source.fleet
     made.evaluate(9)
-    assert made.source._eval_fleet.size == 9
+    assert made.source.evaluator.copies.fleet(1).size == 9
 
 
 def test_an_only_copy_is_lent_for_evaluation_and_given_back():

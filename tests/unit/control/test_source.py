@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from grpo.control import GRPOTrainer
+from grpo.control.baselines.room import place_in_group
 from grpo.control.groups import TRAINING, seeds
-from grpo.control.source import _member
 from grpo.protocols import CollectRequest
 from grpo.rollouts import Status
 from grpo.run.checkpoint import check
@@ -177,8 +177,8 @@ def test_fewer_copies_than_episodes_play_the_same_starts_whole():
 
 
 def test_places_in_a_group_are_counted():
-    assert _member(np.array([0, 0, 0, 1, 1])).tolist() == [0, 1, 2, 0, 1]
-    assert _member(np.array([1, 0, 1, 0, 1])).tolist() == [0, 0, 1, 1, 2]
+    assert place_in_group(np.array([0, 0, 0, 1, 1])).tolist() == [0, 1, 2, 0, 1]
+    assert place_in_group(np.array([1, 0, 1, 0, 1])).tolist() == [0, 0, 1, 1, 2]
 
 
 # --- asked for again ------------------------------------------------------------------------------------------------

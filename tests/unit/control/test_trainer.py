@@ -296,12 +296,12 @@ def test_a_folder_remembers_how_a_ready_made_environment_was_made(tmp_path):
     made.train(steps=1, folder=tmp_path / "run", progress=None)
     again, _ = trained(tmp_path / "run")
     assert again.source.fleet.horizon == 30
-    assert again.source.world.single.make().unwrapped.spec.kwargs["is_slippery"] is False
+    assert again.source.evaluator.copies.single.make().unwrapped.spec.kwargs["is_slippery"] is False
 
 
 def test_copies_of_an_environment_with_a_window_have_none():
     made = GRPOTrainer(env=gym.make("CartPole-v1", render_mode="rgb_array"), group_size=2, groups_per_step=1)
-    assert made.source.world.single.make().render_mode is None
+    assert made.source.evaluator.copies.single.make().render_mode is None
 
 
 def test_dropout_is_off_while_learning_too():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.control import ControlConfig, GRPOTrainer
-from grpo.control.baselines.critic import Critic
+from grpo.control.baselines.critic import LearnedValue
 from grpo.control.scaling import Scaling
 from tests.unit.control.baselines.test_linear import episodes, played
 
@@ -16,8 +16,8 @@ SPACE = gym.spaces.Box(-1, 1, (2,), np.float32)
 NO_SCALING = Scaling(SPACE, False)
 
 
-def make(**settings) -> Critic:
-    return Critic(SPACE, ControlConfig(**{"advantage": "critic", "gamma": 0.9, "gae_lambda": 0.7} | settings))
+def make(**settings) -> LearnedValue:
+    return LearnedValue(SPACE, ControlConfig(**{"advantage": "critic", "gamma": 0.9, "gae_lambda": 0.7} | settings))
 
 
 def zeroed(made):
@@ -134,7 +134,7 @@ def test_restored_to_its_beginning_it_begins_again():
 
 
 def test_only_a_critic_has_one():
-    assert GRPOTrainer(env="CartPole-v1").source.critic is None
+    assert GRPOTrainer(env="CartPole-v1").source.baseline.critic is None
     made = GRPOTrainer(env="CartPole-v1", advantage="critic")
     made.step()
     assert any(name.startswith("critic/moment/") for name in made.source.state().arrays)

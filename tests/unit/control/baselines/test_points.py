@@ -112,7 +112,7 @@ def test_the_setting_changes_what_is_learned_and_points_are_learned():
 
 def test_what_comes_later_cancels_and_explains_nothing():
     made = GRPOTrainer(env=Volley, vector="serial", credit_until_reward=True, **SETTINGS)
-    value = made.source.fitted
+    value = made.source.baseline.fitted
     value.baseline = lambda pieces, reward, returns, half: np.where(pieces.mask_NT, 0.5, 0.0)
     rollouts = made.source.collect(CollectRequest(0)).rollouts
     reward_NT, return_NT = (np.asarray(x) for x in (rollouts.reward_NT, _to_go(rollouts)))
