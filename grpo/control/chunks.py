@@ -4,6 +4,9 @@
 
 A record has a column for each action, or for each token where log-probs are compared at that level. What was seen when
 a chunk was decided on stands in the chunk's first column; a chunk that an episode's end cuts short has fewer columns.
+
+Letters: D chunks, S actions, E tokens of an action, M actions that were made, K chunks that were decided, F numbers of
+the network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How good a policy is on starts that training never used; videos and recordings of it."""
+"""How good a policy is on starts that training never used; videos and recordings of it.
+
+Letters: M actions of a chunk.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """A trained policy as an ONNX file, for places without this library: observation in, greedy action out.
 
 Scaling, network and head become one graph. The file gets its name only after onnxruntime has given the same numbers.
+
+Letters: B observations, F numbers of the network.
 """
 
 from __future__ import annotations

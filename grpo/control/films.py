@@ -3,6 +3,8 @@
 A tape says where an episode began, what was done and what was paid. It is played in an environment of its own, so that
 training never hears of it; what does not repeat itself is not shown. Environments that train in processes of their own,
 because they may hang or die, are filmed in one too.
+
+Letters: M members of a call, F numbers of the network.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ branch   G continuations from one visited state, drawn evenly from an episode th
 anchor   G episodes from one start; decisions at equal observations are compared, wherever they happened
 batch    every episode from a start of its own; all are one group
 steps    a window of G steps of one endless stream of episodes (`grpo.control.stream`)
+
+Letters: L live members, M decisions, B bytes of an observation.
 """
 
 from __future__ import annotations

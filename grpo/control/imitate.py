@@ -3,6 +3,8 @@
 The expert is a function from an observation to an action (`file.py:expert`), which plays a few episodes here, or a file
 of episodes that somebody recorded. What it does becomes likely under the policy; a Gaussian's deviation stays where
 `log_std` puts it, so that there is something left to explore.
+
+Letters: M actions, row after row.
 """
 
 from __future__ import annotations

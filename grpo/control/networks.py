@@ -6,6 +6,8 @@
 Weights are orthogonal and come from their own generator: the same seed gives the same network, and nobody else's
 random numbers move. Vectors are expected scaled already, nothing is clamped. A network whose observations have no
 pictures also takes them as one flat (B, D) float tensor, which is what `grpo.envs.spaces.flatten` gives.
+
+Letters: B observations, F numbers given, H width of a layer; C, H and W of a picture.
 """
 
 from __future__ import annotations

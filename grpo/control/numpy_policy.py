@@ -3,6 +3,8 @@
 `numpy_policy(module)` finds the chain of dense layers that a module is, checks that it gives the same numbers, and
 returns a `NumpyPolicy` that shares the module's weights: what an optimizer changes in place is seen at once. Anything
 else (pictures, memory, dropout, other devices) gives None, and the caller asks torch.
+
+Letters: M observations, D numbers of one.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 An episode that fails is a row with an error, and the others go on. Nothing here knows what an advantage is.
 
-Letters: L live members, F numbers of the policy.
+Letters: L live members, M actions, F numbers of the network.
 """
 
 from __future__ import annotations

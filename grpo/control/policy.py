@@ -1,4 +1,7 @@
-"""The actor as the trainer's SequencePolicy and the players' hand: scores with torch, acts with NumPy where it can."""
+"""The actor as the trainer's SequencePolicy and the players' hand: scores with torch, acts with NumPy where it can.
+
+Letters: M decisions, F numbers of the network, L live members, D chunks, K chunks that were decided.
+"""
 
 from __future__ import annotations
 

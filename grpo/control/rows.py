@@ -2,6 +2,8 @@
 
 Starts that are asked for again within a step get rows of their own; a row's number goes with it through everything that
 is selected from the step's rollouts.
+
+Letters: F numbers of an observation.
 """
 
 from __future__ import annotations

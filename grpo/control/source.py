@@ -1,4 +1,7 @@
-"""Where the control room's tries come from: groups of episodes, judged and handed over as `Rollouts`."""
+"""Where the control room's tries come from: groups of episodes, judged and handed over as `Rollouts`.
+
+Letters: F numbers of the network, E tokens of an action.
+"""
 
 from __future__ import annotations
 

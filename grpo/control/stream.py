@@ -3,7 +3,7 @@
 An episode that a window cuts goes on in the next one, so long episodes are played, and counted, whole. A row of the
 result is the part of one episode that lies in the window.
 
-Letters: S streams.
+Letters: S streams, M those of a call, F numbers of the network.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A batched environment steps everybody and starts the next episode by itself, whe
 opposite: members move only when named, an episode that has ended shows its last observation and waits, and a reset
 starts from the seed that was asked for. The fleets made from this one keep that promise or say in one line why they
 cannot.
+
+Letters: M members, T steps.
 """
 
 from __future__ import annotations

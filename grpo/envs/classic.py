@@ -10,6 +10,8 @@ arithmetic is written here:
   arrays of float64. None is for float32, so those are squared one by one; so is `math.cos` called, which NumPy's own
   cosine may miss by a bit on some processors.
 - A Python float does not widen a float32 number: NumPy 2's rule. With NumPy 1, Gymnasium itself rounds differently.
+
+Letters: D numbers of a state, M members.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 On so few numbers an operation costs its call, not its arithmetic: constants are arrays of no dimension, which NumPy
 need not convert, and a step's bookkeeping is a handful of calls however many members there are.
+
+Letters: D numbers of a state, M members, T steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """A fleet over EnvPool, whose C++ threads step its members; seeds and physics are EnvPool's own.
 
 EnvPoolFleet("Ant-v4", size=64)
+
+Letters: M members.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How good an agent was in whole episodes, with confidence intervals; and an environment made to be looked at."""
+"""How good an agent was in whole episodes, with confidence intervals; and an environment made to be looked at.
+
+Letters: E episodes.
+"""
 
 from __future__ import annotations
 

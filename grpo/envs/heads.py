@@ -12,6 +12,9 @@ entropies are of what is recorded (after tanh, for squashed), so they differ fro
 by a constant.
 
 Playing is NumPy, because it happens once a step of the environment; learning is torch. The same formulas serve both.
+
+Letters: M decisions, F numbers of the network, A numbers or choices of an action, K options of a choice, or
+terms of a sum.
 """
 
 from __future__ import annotations

@@ -4,10 +4,13 @@
     env_kwargs: {id: MiniGrid-Empty-5x5-v0, agent_pov: true, tile_size: 8, size: 56}
 
 Each pixel of a smaller picture is the mean of the area that it covers, as OpenCV's INTER_AREA has it, without OpenCV.
+
+Letters: K pixels that a stretch touches, or frames of a stack; S stretches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from grpo.envs.fleet import EnvError
+from grpo.envs.video import frames_of
 
 GREY_RGB = np.array([0.299, 0.587, 0.114], np.float32)
 """How bright the three colours look (ITU-R BT.601)."""
@@ -75,15 +79,24 @@ def drawn(
         raise EnvError(f"{id}: its pictures are what is learned from, so it has render_mode='rgb_array' only")
     if size < 1 or stack < 1:
         raise EnvError(f"{id}: size and stack must be at least 1; got {size} and {stack}")
-    return Drawn(EnvFactory(id, kwargs, max_episode_steps).make(render_mode="rgb_array"), size, stack, grey)
+    env = EnvFactory(id, kwargs, max_episode_steps).make(render_mode="rgb_array")
+    return PictureObservation(env, size, stack, grey)
 
 
-class Drawn(gym.Wrapper[Any, Any, Any, Any]):
+class PictureObservation(gym.Wrapper[Any, Any, Any, Any]):
     """Observations are the last pictures: (size, size, 3), with `grey` (K, size, size), else (K, size, size, 3)."""
 
-    def __init__(self, env: gym.Env[Any, Any], size: int = 84, stack: int = 1, grey: bool = False) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        size: int = 84,
+        stack: int = 1,
+        grey: bool = False,
+        shrink: Callable[[np.ndarray, int, int], np.ndarray] = smaller,
+    ) -> None:
+        """shrink: from a picture, height and width to that picture so large."""
         super().__init__(env)
-        self._size, self._grey = size, grey
+        self._size, self._grey, self._shrink = size, grey, shrink
         one = (size, size) if grey else (size, size, 3)
         self._alone = stack == 1 and not grey
         self._frames = np.zeros((stack, *one), np.uint8)
@@ -103,12 +116,12 @@ class Drawn(gym.Wrapper[Any, Any, Any, Any]):
         return self._observed(), reward, terminated, truncated, info
 
     def _drawn(self) -> np.ndarray:
-        picture: Any = self.env.render()
-        if not isinstance(picture, np.ndarray) or picture.ndim != 3 or picture.dtype != np.uint8:
+        picture = frames_of(self.env)[-1]
+        if picture.ndim != 3 or picture.dtype != np.uint8:
             raise EnvError(f"render() gave {type(picture).__qualname__}, not a picture of (H, W, 3) bytes")
         if self._grey:
             picture = np.rint(picture @ GREY_RGB).astype(np.uint8)
-        return smaller(picture, self._size, self._size)
+        return self._shrink(picture, self._size, self._size)
 
     def _observed(self) -> np.ndarray:
         return self._frames[0] if self._alone else self._frames

@@ -4,6 +4,8 @@ Member i lives in worker i mod `workers`; a worker is a process with a `SerialFl
 workers it concerns before any answer is awaited, and pictures do not travel with it (`grpo.envs.shared_memory`). One
 that stays in one call of an environment for longer than `timeout`, or that dies, is replaced; its members, the innocent
 too, have lost their episodes and say so until they are reset. The other workers' answers count.
+
+Letters: M members of a call.
 """
 
 from __future__ import annotations

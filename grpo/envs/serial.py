@@ -2,6 +2,8 @@
 
 An environment is somebody's program. What it raises, and what does not fit its own spaces, becomes an error of that
 member in that call; the member is made anew at its next reset, and the others never hear of it.
+
+Letters: M members of a call, T steps.
 """
 
 from __future__ import annotations

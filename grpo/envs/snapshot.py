@@ -7,6 +7,8 @@
 A copy that is nearly right branches into futures that the original never had, so nothing is believed here: copies
 continue with the same actions, bit for bit, or the next kind is tried. Environments are never copied as objects,
 because a copied physics engine may share what it should not.
+
+Letters: M members of a call.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """A fleet over an environment's registered batched form: Gymnasium's vector entry points.
 
 GymVectorFleet("CartPole-v1", size=64)   # one NumPy program steps all members
+
+Letters: M members.
 """
 
 from __future__ import annotations

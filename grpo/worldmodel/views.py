@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from grpo.envs.fleet import EnvError, Tree
 from grpo.envs.make import EnvFactory
+from grpo.envs.pictures import PictureObservation
 from grpo.envs.spaces import Layout, Numbers, Picture, flatten, layout, leaf
-from grpo.envs.video import frames_of
 from grpo.worldmodel.model.networks import DOWN
 
 VECTOR, IMAGE = "vector", "image"
@@ -65,24 +65,19 @@ def _name(part: Picture) -> str:
     return ".".join(part.path) or IMAGE
 
 
-class Drawn(gym.ObservationWrapper[Any, Any, Any]):
-    """An environment whose observation is its own drawing, (side, side, 3)."""
-
-    def __init__(self, env: gym.Env[Any, Any], side: int) -> None:
-        super().__init__(env)
-        self._side = side
-        self.observation_space = gym.spaces.Box(0, 255, (side, side, 3), np.uint8)
-
-    def observation(self, observation: Any) -> np.ndarray:
-        """What the environment looks like now."""
-        frame = torch.from_numpy(np.ascontiguousarray(frames_of(self.env)[-1])).permute(2, 0, 1)[None].float()
-        small = F.interpolate(frame, (self._side, self._side), mode="area")[0]
-        return np.ascontiguousarray(small.round().to(torch.uint8).permute(1, 2, 0).numpy())
+def pooled(picture: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(H, W, C) bytes as (height, width, C) bytes: each pixel the mean of all that it touches, as in `View`."""
+    frame = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)[None].float()
+    small = F.interpolate(frame, (height, width), mode="area")[0]
+    return np.ascontiguousarray(small.round().to(torch.uint8).permute(1, 2, 0).numpy())
 
 
 @dataclass(frozen=True)
 class DrawnFactory:
-    """How to make such an environment; it can be sent to other processes if its parts can."""
+    """How to make an environment whose observation is its own drawing, (side, side, 3).
+
+    It can be sent to other processes if its parts can.
+    """
 
     env: Any
     side: int
@@ -98,4 +93,5 @@ class DrawnFactory:
         """One more; whoever asks for another render mode than a picture cannot have it."""
         if render_mode not in (None, "rgb_array"):
             raise EnvError(f"pixels=true draws into memory; {render_mode} is not possible beside it")
-        return Drawn(EnvFactory(self.env, self.kwargs, self.horizon).make(render_mode="rgb_array"), self.side)
+        env = EnvFactory(self.env, self.kwargs, self.horizon).make(render_mode="rgb_array")
+        return PictureObservation(env, self.side, shrink=pooled)

@@ -2,6 +2,8 @@
 
 A = GAE(γ, λ) of the critic, handed over as the baseline return − A. Unlike the group's baselines it bootstraps, also
 where a time limit cut an episode off.
+
+Letters: M decisions.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ the returns. There is no gradient, no target and no learning rate.
 
 Rows are judged by the other half of the step's rows and by what earlier steps left of both sums, which fades: never by
 themselves. Unlike the group's means it bootstraps, so rows may be windows of episodes.
+
+Letters: M decisions, F features, D numbers of an observation, H random ones.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ gradient stays unbiased up to the choice among a handful of them, which all retu
 None bootstraps (`fitted` does): a linear fit of returns that fills in what comes after a time limit is too crude, and
 learning fails with it. So a return that a time limit cut off is the return until then, and late decisions look as if
 little was left to win.
+
+Letters: M decisions, D features, K penalties, H numbers that the policy makes of an observation.
 """
 
 from __future__ import annotations

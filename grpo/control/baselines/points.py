@@ -4,6 +4,8 @@
 
 The pieces are judged as episodes of their own: after a reward comes nothing, so neither the next point nor the end of
 the game, which no picture foretells, is noise in what is said of this one.
+
+Letters: K tries inside of episodes, F numbers of the network.
 """
 
 from __future__ import annotations

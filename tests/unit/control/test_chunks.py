@@ -13,6 +13,7 @@ from grpo.control import ControlConfig, GRPOTrainer
 from grpo.control.chunks import ChunkColumns, paid_together
 from grpo.control.evaluate import Player
 from grpo.core.ratios import fold
+from grpo.envs.rules import EpisodeRules
 from grpo.experience import Experience
 from grpo.objective import objective
 from grpo.protocols import CollectRequest
@@ -165,7 +166,7 @@ def test_a_player_plays_whole_chunks_and_ends_with_a_success():
     returns = made.watch(3)
     judged = made.evaluate(3)
     assert returns == judged.return_E.tolist() == [1.0, 1.0, 1.0] and judged.success_E.tolist() == [1.0, 1.0, 1.0]
-    player = Player(Diary(), source.policy, source.scaling, 1, end_on_success=True)
+    player = Player(Diary(), source.policy, source.scaling, EpisodeRules(end_on_success=True))
     assert player.episode(5) == 1.0 and player.env.t == player.env.when
 
 

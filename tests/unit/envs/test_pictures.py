@@ -6,7 +6,7 @@ import pytest
 
 from grpo.envs.fleet import EnvError
 from grpo.envs.make import EnvFactory, make_fleet
-from grpo.envs.pictures import Drawn, drawn, pushed, smaller
+from grpo.envs.pictures import PictureObservation, drawn, pushed, smaller
 from grpo.envs.serial import SerialFleet, self_test
 from tests.unit.control.catch import CELL, SIDE, Catch
 
@@ -38,13 +38,13 @@ def test_a_stack_is_a_new_array_with_the_newest_last():
 
 
 def test_what_is_drawn_is_seen():
-    env = Drawn(Catch(render_mode="rgb_array"), size=SIDE, stack=3, grey=True)
+    env = PictureObservation(Catch(render_mode="rgb_array"), size=SIDE, stack=3, grey=True)
     assert env.observation_space == gym.spaces.Box(0, 255, (3, SIDE, SIDE), np.uint8)
     first, _ = env.reset(seed=0)
     assert (first == first[0]).all(), "before the first step nothing else has been seen"
     second = env.step(1)[0]
     assert np.array_equal(second[:2], first[1:]) and second[2, 1].max() == 255, "the ball is a row further down"
-    coloured = Drawn(Catch(render_mode="rgb_array"), size=SIDE * CELL)
+    coloured = PictureObservation(Catch(render_mode="rgb_array"), size=SIDE * CELL)
     assert coloured.reset(seed=0)[0].shape == (SIDE * CELL, SIDE * CELL, 3)
 
 
