@@ -185,7 +185,7 @@ def divide_by_state() -> None:
     """Have advantages divided by what a ridge fit of their squares, on the other half, expects at each state."""
     import numpy as np
 
-    from grpo.control import source
+    from grpo.control.baselines import room
     from grpo.control.baselines.fitted import FittedValue
     from grpo.core.advantages import ridge_baselines
     from grpo.envs.spaces import take
@@ -200,7 +200,7 @@ def divide_by_state() -> None:
             gain_NT[mask_NT] /= np.sqrt(np.maximum(expected_M, 0.1 * square_M.mean()) + 1e-12)
             return return_NT - gain_NT
 
-    source.FittedValue = Scaled
+    room.FittedValue = Scaled  # type: ignore[misc]
 
 
 # --- many jobs -----------------------------------------------------------------------------------------------------
