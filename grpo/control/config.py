@@ -234,12 +234,12 @@ class ControlConfig(GRPOConfig):
             idle.pop("max_attempts", None)
         else:
             bounds = ("rewards_lower_bound", "rewards_upper_bound")
-            idle |= {name: "it needs filter_rewards=true" for name in bounds if getattr(self, name) is not None}
+            idle |= {name: "it needs filter_rewards=true" for name in bounds if dict(self)[name] is not None}
         return idle
 
     def _changed(self, *names: str) -> list[str]:
         """Those that are not at their defaults."""
-        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+        return [name for name in names if dict(self)[name] != type(self).model_fields[name].default]
 
     @property
     def episodes(self) -> int:
@@ -264,7 +264,7 @@ def _check(config: ControlConfig) -> None:
     if by in ("anchor", "steps") and recipe.credit != "reward_to_go":
         raise ConfigError(f"group_by={by} compares single decisions: it needs credit=reward_to_go")
     for name in ("action_repeat", "action_chunk"):
-        if by == "steps" and getattr(config, name) > 1:
+        if by == "steps" and dict(config)[name] > 1:
             raise ConfigError(f"group_by=steps counts single steps; set {name}=1")
     if by == "steps" and config.end_on_success:
         raise ConfigError("group_by=steps plays until the environment itself ends; set end_on_success=false")

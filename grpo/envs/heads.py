@@ -109,7 +109,7 @@ class Head(nn.Module):
 
     def _get(self, name: str, like: Array) -> Array:
         """A kept array: NumPy beside NumPy, a tensor on its device beside a tensor."""
-        return getattr(self, name) if is_torch(like) else self._kept[name]
+        return self.get_buffer(name) if is_torch(like) else self._kept[name]
 
     def _shaped(self, action: Array) -> Array:
         """As the space has it."""
