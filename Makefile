@@ -20,7 +20,7 @@ PARALLEL := -n 2 --dist worksteal
 # Core, hall and architecture on NumPy and PyTorch: JAX compiles for longer than these take.
 HALL := tests/architecture tests/unit/core $(filter-out tests/unit/test_cli.py,$(wildcard tests/unit/test_*.py))
 quick: $(READY) ## core, hall and architecture, in seconds; pre-commit runs it
-	$(BIN)/python -m pytest -q -k "not jax" $(HALL)
+	$(BIN)/python -m pytest -q $(PARALLEL) -k "not jax" $(HALL)
 
 check: lint ## lint, then the unit and architecture tests; run it before a change is handed in
 	$(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/architecture

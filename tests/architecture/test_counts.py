@@ -50,7 +50,6 @@ FOREIGN = {
 KEPT = {
     "self._llm": "a constructor that failed half way is closed, too",
     "call.function.runs_here": "a function of the user's, or a reward model of ours",
-    "config.reward_weights": "settings hand on the columns of their recipe; a stand-in for them need not",
 }
 """Lookups on our own objects that stay, with the reason; they count."""
 TORCH = {"_parameters"}
