@@ -42,7 +42,7 @@ KEPT = ("range", "ratio", "ahead", "counted", "lanes", "study", "critic", "repla
 
 
 @dataclass(frozen=True)
-class Judged:
+class Returns:
     """Imagined futures as the algorithm gets them."""
 
     reward_NH: Tensor | None
@@ -100,7 +100,7 @@ class WorldModelSource:
         config, policy = self.config, self.policy
         random = self._generator(request.step, f"imagine/{request.attempt}")
         imagined = self._imagination(start, config.group_size, config.horizon, random)
-        judged = self._judge(imagined, request.attempt)
+        returns = self._returns(imagined, request.attempt)
         weight_NH = imagined.weight_NH(config.discount)
         inputs: dict[str, Any] = {"flat": imagined.flat[:, :-1].contiguous(), "action": imagined.action_NH}
         if config.recipe.beta and config.recipe.kl_estimator == "exact":
@@ -111,9 +111,9 @@ class WorldModelSource:
             group_N=torch.arange(len(starts), device=policy.device).repeat_interleave(config.group_size),
             mask_NT=torch.ones_like(weight_NH, dtype=torch.bool),
             old_logp_NT=imagined.logp_NH,
-            reward_N=judged.reward_N,
-            reward_NT=judged.reward_NH,
-            baseline_NT=judged.baseline_NH,
+            reward_N=returns.reward_N,
+            reward_NT=returns.reward_NH,
+            baseline_NT=returns.baseline_NH,
             weight_NT=None if config.recipe.credit == "trajectory" else weight_NH,  # there it is in the reward
             inputs=inputs,
         )
@@ -158,7 +158,7 @@ class WorldModelSource:
             raise ConfigError(self.parentless)
         prepare(self.policy.device, self.config.precision)
 
-    def _judge(self, imagined: Imagined, attempt: int) -> Judged:
+    def _returns(self, imagined: Imagined, attempt: int) -> Returns:
         """Rewards, and a baseline where the actor wants one, so that the algorithm's returns are the actor's."""
         config, gamma = self.config, self.config.discount
         reward_NH, continue_NH = imagined.reward_NH, imagined.continue_NH
@@ -172,7 +172,7 @@ class WorldModelSource:
             reward_NH = torch.cat([torch.zeros_like(reward_NH[:, 1:]), own[:, None]], 1) if whole else own
             if whole and self.critic is None:
                 self._note(own, reward_NH, attempt)
-                return Judged(None, own / self._scale(own[:, None], attempt), None)
+                return Returns(None, own / self._scale(own[:, None], attempt), None)
         if self.critic is None:
             return_NH = discounted(reward_NH, continue_NH, torch.zeros_like(reward_NH[:, 0]), gamma)
             value_NH = None
@@ -191,9 +191,9 @@ class WorldModelSource:
             if value_NH is not None:
                 last_N = weight_NH[:, -1] * gamma * continue_NH[:, -1] * ahead_NH[:, -1]
                 paid_NH = torch.cat([paid_NH[:, :-1], paid_NH[:, -1:] + last_N[:, None]], 1)
-            return Judged(paid_NH / scale, None, None)
+            return Returns(paid_NH / scale, None, None)
         baseline_NH = value_NH / scale if config.actor == "critic" and value_NH is not None else None
-        return Judged(as_rewards(return_NH, gamma) / scale, None, baseline_NH)
+        return Returns(as_rewards(return_NH, gamma) / scale, None, baseline_NH)
 
     def _scale(self, return_NH: Tensor, attempt: int) -> float:
         """What returns are divided by, where the recipe does not do it."""
