@@ -142,7 +142,7 @@ def idled(trainer: Any, task: Task) -> dict[str, Any]:
     """Actions drawn evenly, on the same starts."""
     from grpo.worldmodel.evaluate import starts
 
-    fleet = trainer.source.eval_envs.copies(task.episodes)
+    fleet = trainer.source.copies.fleet(task.episodes)
     seeds = starts(trainer.config.seed + FRESH, task.episodes)
     space, total_E = fleet.action_space, np.zeros(task.episodes)
     space.seed(trainer.config.seed)

@@ -13,9 +13,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation, rendered
 from grpo.envs.fleet import Fleet
-from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import put, stack, zeros
 from grpo.envs.video import can_show, record
 from grpo.seeding import derive
@@ -28,39 +28,16 @@ MOST_ENVS = 64
 """Copies that are evaluated at a time."""
 
 
-class EvalEnvs:
-    """How further copies of the environment are made; those for evaluation are kept."""
-
-    def __init__(self, single: EnvFactory | gym.Env[Any, Any], others: Callable[[int], Fleet]) -> None:
-        self.single = single
-        """One to look at."""
-        self._others = others
-        self._fleet: Fleet | None = None
-
-    def copies(self, count: int) -> Fleet:
-        """At least so many, apart from those that train."""
-        if self._fleet is None or self._fleet.size < count:
-            self.close()
-            self._fleet = self._others(count)
-        return self._fleet
-
-    def close(self) -> None:
-        """End them."""
-        if self._fleet is not None:
-            self._fleet.close()
-        self._fleet = None
-
-
 def starts(seed: int, count: int) -> list[int]:
     """Seeds of episodes that training never plays."""
     return [episode_seed(seed, EVALUATION, number) for number in range(count)]
 
 
 def judge(
-    envs: EvalEnvs, view: View, model: WorldModel, policy: ActorPolicy, episodes: int, greedy: bool, seed: int
+    copies: EnvCopies, view: View, model: WorldModel, policy: ActorPolicy, episodes: int, greedy: bool, seed: int
 ) -> Evaluation:
     """Episodes side by side, in turns where there are more than copies."""
-    fleet = envs.copies(min(episodes, MOST_ENVS))
+    fleet = copies.fleet(min(episodes, MOST_ENVS))
     seeds = starts(seed, episodes)
     parts = [
         _played(fleet, view, model, policy, seeds[at : at + fleet.size], greedy, derive(seed, at, "evaluate"))
@@ -134,7 +111,7 @@ class Players:
 
 
 def watch(
-    envs: EvalEnvs,
+    copies: EnvCopies,
     view: View,
     model: WorldModel,
     policy: ActorPolicy,
@@ -148,7 +125,7 @@ def watch(
     if render and not window and video is None:
         video = Path("test.mp4")
     mode = "human" if window else "rgb_array" if video is not None else None
-    shown = rendered(envs.single, mode)
+    shown = rendered(copies.single, mode)
     players = Players(view, model, policy, 1, True, seed)
 
     def act(observation: Any) -> Any:
@@ -168,7 +145,7 @@ def watch(
             return list(record(env, act, episodes, seeds, video).returns)
         return [_episode(env, act, start) for start in seeds]
     finally:
-        if shown is not envs.single:
+        if shown is not copies.single:
             shown.close()
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo.config import ConfigError
+from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.errors import SamplesFailed, line
@@ -26,7 +27,7 @@ from grpo.rollouts import Rollouts
 from grpo.seeding import derive
 from grpo.worldmodel.collector import Collector
 from grpo.worldmodel.config import WorldModelConfig
-from grpo.worldmodel.evaluate import EvalEnvs, judge, watch
+from grpo.worldmodel.evaluate import judge, watch
 from grpo.worldmodel.imagine import Futures, Imagination, Imagined, RewardFn, own_rewards
 from grpo.worldmodel.model.learner import Learner, ModelDiverged, choose
 from grpo.worldmodel.model.rssm import Latent
@@ -65,11 +66,11 @@ class WorldModelSource:
         learner: Learner,
         fleet: Fleet,
         view: View,
-        eval_envs: EvalEnvs,
+        copies: EnvCopies,
         config: WorldModelConfig,
         reward_fn: RewardFn | None = None,
     ) -> None:
-        self.policy, self.learner, self.view, self.eval_envs = policy, learner, view, eval_envs
+        self.policy, self.learner, self.view, self.copies = policy, learner, view, copies
         self.model = learner.model
         self.config, self.reward_fn = config, reward_fn
         self.collector = Collector(learner, policy, fleet, view, config)
@@ -239,12 +240,12 @@ class WorldModelSource:
         """So many episodes on independent starts."""
         self._begin()
         chosen = self.config.seed if seed is None else seed
-        return judge(self.eval_envs, self.view, self.model, self.policy, episodes, greedy, chosen)
+        return judge(self.copies, self.view, self.model, self.policy, episodes, greedy, chosen)
 
     def watch(self, episodes: int, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes in a window or a film; their returns."""
         self._begin()
-        return watch(self.eval_envs, self.view, self.model, self.policy, episodes, self.config.seed, render, video)
+        return watch(self.copies, self.view, self.model, self.policy, episodes, self.config.seed, render, video)
 
     def leave(self, folder: Path) -> Mapping[str, Path]:
         """For the run folder: a film of an episode, what the world model predicted, futures with their returns."""
@@ -314,4 +315,4 @@ class WorldModelSource:
     def close(self) -> None:
         """End the environments and their processes, close the files."""
         self.collector.close()
-        self.eval_envs.close()
+        self.copies.close()

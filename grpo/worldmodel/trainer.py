@@ -16,6 +16,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.envs.action_repeat import ActionRepeatFactory
+from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.envs.heads import Gaussian, Head, make_head
@@ -27,7 +28,6 @@ from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.worldmodel.config import WorldModelConfig
-from grpo.worldmodel.evaluate import EvalEnvs
 from grpo.worldmodel.imagine import RewardFn
 from grpo.worldmodel.model.adapters import adapt
 from grpo.worldmodel.model.compiled import wanted
@@ -73,13 +73,13 @@ class GRPOTrainer(RunTrainer):
         if config is None:
             named = {} if env is None else {"env": env if isinstance(env, str) else _name(env)}
             config = WorldModelConfig(_dialect="dreamer", **named | given)
-        fleet, eval_envs = _environments(config, config.env if env is None or isinstance(env, str) else env)
+        fleet, copies = _environments(config, config.env if env is None or isinstance(env, str) else env)
         try:
             policy, learner, view, parentless = _agent(config, fleet)
         except BaseException:
             fleet.close()
             raise
-        source = WorldModelSource(policy, learner, fleet, view, eval_envs, config, reward_fn)
+        source = WorldModelSource(policy, learner, fleet, view, copies, config, reward_fn)
         source.parentless = parentless
         tensors = [p for p in policy.parameters().values() if p.requires_grad]
         optimizer = torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -110,7 +110,7 @@ def _name(env: Callable[[], gym.Env[Any, Any]]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _environments(config: WorldModelConfig, env: Env) -> tuple[Fleet, EvalEnvs]:
+def _environments(config: WorldModelConfig, env: Env) -> tuple[Fleet, EnvCopies]:
     """The fleet that plays, and how further copies are made."""
     horizon, kind = config.max_episode_steps, config.vector
     factory = EnvFactory(env, config.env_kwargs, horizon)
@@ -128,7 +128,7 @@ def _environments(config: WorldModelConfig, env: Env) -> tuple[Fleet, EvalEnvs]:
         workers, timeout = config.workers, config.env_timeout
         return make_fleet(factory, count, kind=kind, horizon=horizon, workers=workers, timeout=timeout)
 
-    return made(kind, config.envs), EvalEnvs(factory, partial(made, kind))
+    return made(kind, config.envs), EnvCopies(factory, partial(made, kind))
 
 
 def _home(factory: EnvFactory) -> Kind:
