@@ -21,7 +21,7 @@ from grpo.envs.fleet import Fleet, Tree
 from grpo.envs.spaces import put, zeros
 from grpo.errors import SamplesFailed
 from grpo.seeding import start_seeds
-from grpo.worldmodel.background import Tape
+from grpo.worldmodel.background import RoundBuffer
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
@@ -64,7 +64,7 @@ class Lanes:
         self.stream = EpisodeStream(fleet, fleet.size, partial(episode_seed, seed))
         self._eyes = Eyes(model, view, fleet.size)
 
-    def tick(self, replay: Replay | Tape, random: np.random.Generator, noise: torch.Generator) -> int:
+    def tick(self, replay: Replay | RoundBuffer, random: np.random.Generator, noise: torch.Generator) -> int:
         """One step of every lane; how many of them the environment made."""
         stream, head, device = self.stream, self._policy.head, self._policy.device
         lanes = len(stream)

@@ -1,7 +1,7 @@
 """Acting beside learning: while the learner learns, a copy of the agent plays the steps of the next round.
 
     collect n      take in what was played ─► copy the agent ─┬─► learn, imagine, improve the actor
-                                                             └─► a thread: play the steps of n + 1 onto a tape
+                                                             └─► a thread: play the steps of n + 1 into a buffer
 
 A round's steps are taken in when it is over, whole, and what is random about them comes from its number: nothing that
 is learned depends on which of the two is faster. The copy lives on the CPU, so nothing of the thread's waits for, or
@@ -36,8 +36,8 @@ class _Left(BaseException):
     """Ends a round that nobody waits for any more."""
 
 
-class Tape:
-    """Steps with their latents, to be remembered later; it takes what a replay takes, until nobody wants it."""
+class RoundBuffer:
+    """Steps of a round with their latents, to be remembered later; it takes what a replay takes, while it is wanted."""
 
     def __init__(self, left: threading.Event) -> None:
         self._left = left
@@ -45,7 +45,7 @@ class Tape:
         self._latents: list[tuple[Tensor, Tensor]] = []
 
     def add_batch(self, steps: dict[str, np.ndarray], lanes: np.ndarray) -> np.ndarray:
-        """One step of these lanes; their place on the tape."""
+        """One step of these lanes; their place in the buffer."""
         if self._left.is_set():
             raise _Left
         self._steps.append((steps, lanes))
@@ -75,7 +75,7 @@ class BackgroundActor:
         ]
         for own, _ in self._pairs:
             own.to("cpu").requires_grad_(False)
-        self._round: Future[Tape] | None = None
+        self._round: Future[RoundBuffer] | None = None
         self._left = threading.Event()
         """Set: the round that is being played is not wanted any more."""
         # One thread for all rounds: each new one starts OpenMP's threads anew, and rounds are several times slower. Not
@@ -90,13 +90,13 @@ class BackgroundActor:
         for own, learner in self._pairs:
             own.load_state_dict(learner.state_dict())
 
-    def begin(self, play: Callable[[Tape], object]) -> None:
+    def begin(self, play: Callable[[RoundBuffer], object]) -> None:
         """Play with the agent as it is now, and come back at once."""
 
-        def round() -> Tape:
-            tape = Tape(self._left)
-            play(tape)
-            return tape
+        def round() -> RoundBuffer:
+            buffer = RoundBuffer(self._left)
+            play(buffer)
+            return buffer
 
         self.refresh()
         self._left.clear()
@@ -104,11 +104,11 @@ class BackgroundActor:
         self._asked(torch.get_num_threads).result()
         self._round = self._asked(round)
 
-    def finish(self) -> Tape | None:
+    def finish(self) -> RoundBuffer | None:
         """Wait for the round that is being played, and raise what it raised, every time; None: there is none."""
-        tape = None if self._round is None else self._round.result()
+        buffer = None if self._round is None else self._round.result()
         self._round = None
-        return tape
+        return buffer
 
     def forget(self) -> None:
         """Have the round left after the step it is at, and let it and its errors be."""

@@ -20,7 +20,7 @@ from grpo.errors import SamplesFailed
 from grpo.protocols import State, as_part, part
 from grpo.seeding import derive, generator
 from grpo.worldmodel.acting import Lanes
-from grpo.worldmodel.background import BackgroundActor, Tape
+from grpo.worldmodel.background import BackgroundActor, RoundBuffer
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.policy import ActorPolicy
@@ -82,12 +82,12 @@ class Collector:
         metrics, due = self._told(lanes), self._ratio.due(lanes.stream.env_steps)
         if self.background is not None:
             self._before, self._ahead = (lanes.values(), lanes.arrays()), step + 1
-            self.background.begin(lambda tape: self._play(lanes, tape, step + 1))
+            self.background.begin(lambda buffer: self._play(lanes, buffer, step + 1))
         due += self._config.pretrain if step == 0 and not self._frozen else 0
         return Round(replay, due, metrics, random)
 
-    def _play(self, lanes: Lanes, memory: Replay | Tape, step: int) -> np.random.Generator:
-        """The steps of a round, into the replay or onto a tape for it; what is left of the round's randomness."""
+    def _play(self, lanes: Lanes, memory: Replay | RoundBuffer, step: int) -> np.random.Generator:
+        """The steps of a round, into the replay or into a buffer for it; what is left of the round's randomness."""
         config = self._config
         noise = torch.Generator().manual_seed(derive(config.seed, step, "act"))
         random = generator(config.seed, step, 0)
@@ -98,9 +98,9 @@ class Collector:
 
     def _settle(self) -> None:
         """Wait for what is being played in the background, and remember it."""
-        tape = None if self.background is None else self.background.finish()
-        if tape is not None and self._replay is not None:
-            tape.remember(self._replay)
+        buffer = None if self.background is None else self.background.finish()
+        if buffer is not None and self._replay is not None:
+            buffer.remember(self._replay)
 
     def _told(self, lanes: Lanes) -> dict[str, float | None]:
         """How playing went since somebody last asked."""
