@@ -126,8 +126,8 @@ def run(
                 batches,
             )  # fmt: skip
             closing.enter_context(session)
-            session.begin(resume, how.harmless, document)
-            session.announce(steps)
+            session.begin(resume, how.harmless)
+            session.announce(steps, document)
             closing.callback(session.trackers.close)
             session.trackers.open(how.trackers, how.project)
         shown = _shown(progress, session, folder, steps, closing)

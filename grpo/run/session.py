@@ -56,11 +56,8 @@ class Session(Stepping):
         """Steps that were done when this process took over."""
         self._status: dict[str, Any] = {}
 
-    def begin(self, resume: bool | int, harmless: frozenset[str], document: Mapping[str, Any] | None = None) -> None:
-        """Take up the run where its checkpoint left it, or make sure that there is nothing to overwrite.
-
-        document: what config.json is to say; written where a resumed run is carried out in another way than before.
-        """
+    def begin(self, resume: bool | int, harmless: frozenset[str]) -> None:
+        """Take up the run where its checkpoint left it, or make sure that there is nothing to overwrite."""
         trainer, folder = self.trainer, self.folder
         checkpoint.check(trainer.state())
         if resume is not False:
@@ -92,11 +89,14 @@ class Session(Stepping):
         self.budget.replay(before[-WINDOW:])
         self._first = trainer.steps_done
         self.skip()
-        if resume is not False and document is not None and folder.carried_out_otherwise(document):
-            folder.write_config(document)
 
-    def announce(self, steps: int) -> None:
-        """Say what is going on, for the viewer."""
+    def announce(self, steps: int, document: Mapping[str, Any] | None = None) -> None:
+        """Say what is going on, for the viewer.
+
+        document: what config.json is to say; written where a resumed run is carried out in another way than before.
+        """
+        if document is not None and self.trainer.steps_done <= steps and self.folder.carried_out_otherwise(document):
+            self.folder.write_config(document)
         self._status = {"steps": steps, "recipe": self.trainer.recipe.told(), "reason": None}
         self.folder.write_status(self._status)
         self.trainer.run_folder = self.folder.path
