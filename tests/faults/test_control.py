@@ -135,10 +135,10 @@ def test_a_stream_outlives_an_episode_that_fails(monkeypatch, tmp_path):
 
 def test_failures_while_evaluating_are_counted_apart(monkeypatch, tmp_path):
     trainer = make(vector="serial", workers=None)
-    monkeypatch.setattr("grpo.control.source.seeds", lambda *_: [SEEDS["raises"], 1])
+    monkeypatch.setattr("grpo.control.evaluate.seeds", lambda *_: [SEEDS["raises"], 1])
     found = trainer.source.evaluate(1)
     assert found["failed"] == 1 and found["return"] is not None
-    monkeypatch.setattr("grpo.control.source.seeds", lambda *_: [SEEDS["raises"], SEEDS["raises"]])
+    monkeypatch.setattr("grpo.control.evaluate.seeds", lambda *_: [SEEDS["raises"], SEEDS["raises"]])
     judged = {"evaluate": trainer.source.evaluate, "evaluate_every": 1}
     summary = run(trainer, 2, make_folder(tmp_path / "run"), **QUICK, **judged)
     assert summary.reason == "done" and summary.metrics["eval/return"] is None and summary.metrics["failed"] == 0
