@@ -88,7 +88,8 @@ class Session(Stepping):
             self._latest |= {name: value for name, value in row.items() if value is not None}
         self.budget.replay(before[-WINDOW:])
         self._first = trainer.steps_done
-        self.skip()
+        if resume is not False:
+            self.skip()
 
     def announce(self, steps: int, document: Mapping[str, Any] | None = None) -> None:
         """Say what is going on, for the viewer.

@@ -111,7 +111,7 @@ def train(
             raise ValueError(f"train() needs at least one step, and one between evaluations; got {name}={asked[name]}")
     if states is not None:
         asked = {"steps": ENDLESS, **asked}
-    kept = folder is not None or bool(trackers) or "trackers" in asked or resume is not None
+    kept = folder is not None or bool(trackers) or "trackers" in asked or bool(resume)
     how = trainer.planned(asked, kept)
     _expect_possible(trainer, how)  # before there is a folder
     told = Told(callbacks)
@@ -150,7 +150,8 @@ class Told:
 
 def _document(trainer: GRPOTrainer, how: RunConfig) -> dict[str, Any]:
     """What config.json keeps: enough for the command to go on with the run, carried out the same way."""
-    return {"task": trainer.task, "dialect": OWN, **trainer.settings(), "run": how.model_dump(mode="json")}
+    plan = how.model_dump(mode="json") | {"name": how.name or trainer.run_name}
+    return {"task": trainer.task, "dialect": OWN, **trainer.settings(), "run": plan}
 
 
 def _place(

@@ -66,6 +66,10 @@ def test_a_policy_of_ones_own_has_the_same_door(tmp_path, capsys):
     assert len(own().train(batches, steps=3, folder=tmp_path / "run", progress=None)) == 3
     reports = own().train(batches, folder=tmp_path / "run", progress=None)
     assert [report.step for report in reports] == [4, 5]  # the states of steps that are done are passed over
+    learned = own()
+    learned.train(batches, steps=1, progress=None)
+    reports = learned.train([STATES] * 2, folder=tmp_path / "later", progress=None)
+    assert [report.step for report in reports] == [2, 3]  # these have not been done before: none is passed over
     assert main(["train", "--resume", str(tmp_path / "run")]) == 2
     assert "call train(folder=…) there" in capsys.readouterr().err
 
