@@ -10,7 +10,7 @@ from a checkout of your own. Every implementation is a process that waits for it
 turn of about `--turn` seconds, in changing order; the first calls, which compile, are not timed. A ratio is taken
 within a round.
 
-An update is forward, backward and optimiser step of the world model alone (16 sequences × 64 steps), with the metrics
+An update is forward, backward and optimizer step of the world model alone (16 sequences × 64 steps), with the metrics
 that its trainer reports: actor and critic updates, replay and environments are left out everywhere. Imagination is 1024
 futures × 15 steps without gradients: actor, prior and draws, then rewards, continuations and log-probs for all steps.
 
@@ -18,7 +18,7 @@ What differs. The JAX peer is the same network to the last weight; it is compile
 a CPU, on a GPU in its own bfloat16 where ours has TF32, under a newer jax than it pins. The PyTorch peer is DreamerV3's
 first version. Its memory is dense where ours is in blocks, about twice the weights in all; it is measured once more
 with a narrower memory and as many weights. Its convolutions are 4×4 and strided where ours are 5×5 at full resolution
-before pooling: a tenth of the multiplications. Its optimiser is Adam after clipping one norm, and it makes the prior
+before pooling: a tenth of the multiplications. Its optimizer is Adam after clipping one norm, and it makes the prior
 inside the loop. It runs as shipped, which is not compiled (its `torch.compile` wraps modules whose `forward` is never
 called) and on a GPU means matrix products in float32, torch's default. The peers do not check that an update is
 finite. Ours paints on the small picture instead of enlarging it first (the same numbers), keeps freed memory as its

@@ -69,11 +69,11 @@ class GRPOConfig(BaseModel):
     groups_per_step: int = Field(default=8, ge=1)
     """Starts (prompts, states, seeds) sampled in one step, where the trainer chooses them."""
     groups_per_minibatch: int | None = Field(default=None, ge=1)
-    """Starts in one optimiser step; None: all of them."""
+    """Starts in one optimizer step; None: all of them."""
     rows_per_minibatch: int | None = Field(default=None, ge=1)
-    """Instead: single trajectories in one optimiser step."""
+    """Instead: single trajectories in one optimizer step."""
     decisions_per_minibatch: int | None = Field(default=None, ge=1)
-    """Instead: single decisions in one optimiser step, of any trajectory; for policies without memory."""
+    """Instead: single decisions in one optimizer step, of any trajectory; for policies without memory."""
     rows_per_microbatch: int | None = Field(default=None, ge=1)
     """Trajectories in one forward and backward pass; changes memory, not the gradient. None: all."""
     num_iterations: int = Field(default=1, ge=1)
@@ -150,7 +150,7 @@ class GRPOConfig(BaseModel):
 
     @property
     def one_update(self) -> bool:
-        """Whether a step makes a single optimiser step: one pass, one minibatch."""
+        """Whether a step makes a single optimizer step: one pass, one minibatch."""
         return self.num_iterations == 1 and not any(getattr(self, name) for name in MINIBATCHES)
 
     @property

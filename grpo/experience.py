@@ -99,7 +99,7 @@ class Experience:
         )
 
     def minibatch(self, rows: Sequence[int] | Array, recipe: Recipe) -> Experience:
-        """What one optimiser step learns from: some rows, counted anew."""
+        """What one optimizer step learns from: some rows, counted anew."""
         part = self.select(rows)
         if part is self:
             return self

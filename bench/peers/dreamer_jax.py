@@ -1,4 +1,4 @@
-"""danijar/dreamerv3, for `worldmodel_speed.py`: its modules and optimiser, the first half of its loss, its imagination.
+"""danijar/dreamerv3, for `worldmodel_speed.py`: its modules and optimizer, the first half of its loss, its imagination.
 
     python dreamer_jax.py FOLDER        a checkout; its interpreter needs jax, ninjax, elements, optax, chex, portal, …
 
@@ -41,7 +41,7 @@ def build(cell: dict[str, Any]) -> Built:
     model = object.__new__(agent.Agent)  # its constructor would set up devices, and compile the critic too
     model.__init__(space, {"action": elements.Space(np.int32, (), 0, cell["actions"])}, settings(cell))
     modules = [model.dyn, model.enc, model.dec, model.rew, model.con]
-    optimiser = embodied.jax.Optimizer(modules, model._make_opt(**model.config.opt), name="world_opt")
+    optimizer = embodied.jax.Optimizer(modules, model._make_opt(**model.config.opt), name="world_opt")
 
     def loss(obs: Any, act: Any) -> Any:
         reset = obs["is_first"]
@@ -58,7 +58,7 @@ def build(cell: dict[str, Any]) -> Built:
         return total, (metrics, {key: feat[key] for key in ("deter", "stoch")})
 
     def update(obs: Any, act: Any) -> Any:
-        return optimiser(loss, obs, act, has_aux=True)
+        return optimizer(loss, obs, act, has_aux=True)
 
     def imagine(start: Any) -> Any:
         def draw(feat: Any) -> Any:

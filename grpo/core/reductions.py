@@ -12,7 +12,7 @@ from grpo.core.arrays import Array, expect_ndim, expect_shape, masked, namespace
 
 
 class Denominators(NamedTuple):
-    """What one optimiser step averages over, counted on the whole minibatch (and all ranks) before it is split."""
+    """What one optimizer step averages over, counted on the whole minibatch (and all ranks) before it is split."""
 
     tokens: float
     """Decisions that count."""

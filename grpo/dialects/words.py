@@ -115,7 +115,7 @@ def _starts(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Sett
 
 SYSTEMS: dict[str, tuple[Spelling, ...]] = {
     "grpo": (
-        Spelling("batch_size", "groups_per_minibatch", "1024 states an optimiser step; ours: all that were given"),
+        Spelling("batch_size", "groups_per_minibatch", "1024 states an optimizer step; ours: all that were given"),
         Spelling(
             "normalize_advantages",
             "whiten",

@@ -81,7 +81,7 @@ RUN = (
     Spelling(
         "max_steps",
         "steps",
-        "-1: as num_train_epochs says. There an optimiser step counts, here a step of sampling and updates",
+        "-1: as num_train_epochs says. There an optimizer step counts, here a step of sampling and updates",
         lambda value: {} if absent(value) or whole(value) <= 0 else {"steps": whole(value)},
     ),
     Spelling("save_steps", "checkpoint_every", "500; ours 25", _steps("checkpoint_every")),

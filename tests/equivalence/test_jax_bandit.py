@@ -1,6 +1,6 @@
 """The bandit trained in JAX with the same `grpo.objective` has the weights that PyTorch gives.
 
-The sampled arms and rewards are PyTorch's; log-probs, advantages, loss, gradient and optimiser are JAX's own.
+The sampled arms and rewards are PyTorch's; log-probs, advantages, loss, gradient and optimizer are JAX's own.
 """
 
 from __future__ import annotations

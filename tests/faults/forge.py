@@ -86,7 +86,7 @@ def serve() -> None:
     from tests.faults.tiny import train
 
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as warm:  # torch loads much of itself with the first optimiser step
+    with tempfile.TemporaryDirectory() as warm:  # torch loads much of itself with the first optimizer step
         train(Path(warm) / "run", 1)
     for line in sys.stdin:
         job = json.loads(line)

@@ -29,7 +29,7 @@ from grpo.errors import nearest
 
 
 def batches(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
-    """TRL counts completions: so many a device, times accumulation, are an optimiser step; times
+    """TRL counts completions: so many a device, times accumulation, are an optimizer step; times
     steps_per_generation, what is sampled at a time. Here a step is so many prompts with group_size completions each.
     """
     number = {key: whole(value) for key, value in words.items() if not absent(value)}
@@ -201,7 +201,7 @@ FIELDS = (
     )),
     always("auto_find_batch_size", "a pass that runs out of memory is done again in halves"),
     always("average_tokens_across_devices", "a mean over tokens is one over the whole batch"),
-    # optimiser
+    # optimizer
     Spelling("lr_scheduler_type", "lr_schedule", "linear; ours constant",
              given("lr_schedule", lambda value: spelled(value).removesuffix("_with_warmup"))),
     refuse("lr_scheduler_kwargs", "schedules run with transformers' defaults", {}),
@@ -210,7 +210,7 @@ FIELDS = (
     Spelling("optim", "", "adamw_torch_fused; another is handed over as GRPOTrainer(optimizers=(yours, None))",
              choice({"adamw_torch": {}, "adamw_torch_fused": {}})),
     refuse("optim_args", "AdamW has adam_beta1, adam_beta2, adam_epsilon and weight_decay"),
-    refuse("optim_target_modules", "low-rank optimisers are not made here; lora_rank trains fewer weights"),
+    refuse("optim_target_modules", "low-rank optimizers are not made here; lora_rank trains fewer weights"),
     refuse("label_smoothing_factor", "there are no labels, only sampled tokens", 0, 0.0),
     refuse("neftune_noise_alpha", "noise on embeddings would make old and new log-probs differ"),
     # precision and memory

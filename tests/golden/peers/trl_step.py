@@ -1,7 +1,7 @@
-"""Records whole optimiser steps of TRL's own GRPOTrainer: `python -P tests/golden/peers/trl_step.py`, with trl 1.16.
+"""Records whole optimizer steps of TRL's own GRPOTrainer: `python -P tests/golden/peers/trl_step.py`, with trl 1.16.
 
 A small Llama, three prompts with four fixed completions each, and fixed rewards. Sampling alone is replaced; what is
-kept of every step is the loss that TRL backpropagates, the gradient of every weight before the optimiser moves it, and
+kept of every step is the loss that TRL backpropagates, the gradient of every weight before the optimizer moves it, and
 TRL's metrics. The library is not imported: `tests/equivalence/test_trl_step.py` does the same steps with it, from the
 same words.
 """
@@ -159,7 +159,7 @@ class Recorded(trl.GRPOTrainer):
 
 
 def step(words: dict[str, Any], policy: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
-    """One rollout and its optimiser steps: the losses, gradients and metrics of each."""
+    """One rollout and its optimizer steps: the losses, gradients and metrics of each."""
     policy.config._name_or_path = str(folder / "reference")  # where TRL takes its reference from
     optimizer = torch.optim.SGD(policy.parameters(), lr=words["learning_rate"])
     gradients: list[np.ndarray] = []
@@ -212,7 +212,7 @@ def main() -> None:
                 f"{name}: loss {recorded['losses']}, gradient {np.linalg.norm(arrays[f'gradients/{number}'], axis=1)}"
             )
     record = {
-        "notes": "Optimiser steps of TRL's GRPOTrainer on fixed completions and rewards, by peers/trl_step.py. Of each "
+        "notes": "Optimizer steps of TRL's GRPOTrainer on fixed completions and rewards, by peers/trl_step.py. Of each "
         "case: settings in TRL's words; loss, summed over micro-batches, metrics and gradient of every update.",
         "versions": {each.__name__: each.__version__ for each in (trl, transformers, accelerate, torch)},
         "config": SHAPE,

@@ -206,7 +206,7 @@ class ModelRunner:
         if self.keep_between_rollouts:
             if self._left:  # as much as training has been seen to take since
                 free -= max(torch.cuda.max_memory_allocated(self.device) - self._left, 0)
-            else:  # gradients and an optimiser's moments will come, and activations
+            else:  # gradients and an optimizer's moments will come, and activations
                 trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad and p.grad is None)
                 free = (free - 12 * trained) // 2
         return max(min(wanted, int(free * SPARE) // size), need.table, have)
