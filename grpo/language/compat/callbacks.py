@@ -21,16 +21,14 @@ class Callbacks:
             if not callable(callback) and not hasattr(callback, "on_step_end"):
                 raise TypeError(f"{type(callback).__name__} is neither a function nor a TrainerCallback")
         self._objects = [callback for callback in self.all if hasattr(callback, "on_step_end")]
+
+    def begin(self, total: int) -> None:
+        """Before the first step; what a former run was told, its end included, is forgotten."""
         if self._objects:
             from transformers import TrainerControl, TrainerState
 
-            self._state: Any = TrainerState()
+            self._state: Any = TrainerState(max_steps=total)
             self._control: Any = TrainerControl()
-
-    def begin(self, total: int) -> None:
-        """Before the first step."""
-        if self._objects:
-            self._state.max_steps = total
         self._tell("on_train_begin")
 
     def step_done(self, report: StepReport, total: int) -> bool:

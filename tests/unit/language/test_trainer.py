@@ -284,6 +284,20 @@ def test_callbacks_of_both_kinds_are_told_and_may_stop(folder, tmp_path):
     assert seen[:2] == ["plain", 1] and isinstance(seen[2], float)
 
 
+def test_a_run_that_a_callback_ended_goes_on_when_it_is_resumed(folder, tmp_path):
+    class Once(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                control.should_training_stop = True
+
+    trainer = GRPOTrainer(
+        model=folder, reward_funcs=digits, train_dataset=ROWS, callbacks=[Once],
+        args=small(output_dir=str(tmp_path / "run"), max_steps=3),
+    )  # fmt: skip
+    assert len(trainer.train(progress=None)) == 1
+    assert len(trainer.train(resume_from_checkpoint=True, progress=None)) == 2
+
+
 def test_a_loaded_model_keeps_its_type_and_low_precision_is_warned_of(folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     with pytest.warns(UserWarning, match="rounded away"):
