@@ -265,7 +265,7 @@ def _lengths(prompts: Sequence[Prompt], completions: Sequence[Sample], limit: in
 
 
 def _scales(trial: _Trial, config: LanguageConfig | None) -> list[Finding]:
-    given = None if config is None else config.algorithm.reward_weights
+    given = None if config is None else config.recipe.reward_weights
     weights = given if given is not None and len(given) == len(trial.rewards) else [1.0] * len(trial.rewards)
     ranges = {
         name: abs(weight) * (max(values) - min(values))

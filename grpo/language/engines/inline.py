@@ -372,7 +372,7 @@ def check(
             )
         if len(prompt) >= context:
             raise ConfigError(
-                f"prompt {i} has {len(prompt)} tokens and the model's context {context:g}; lower max_prompt_length"
+                f"prompt {i} has {len(prompt)} tokens and the model's context {context:.0f}; lower max_prompt_length"
             )
         room.append(int(min(sampling.max_new_tokens, context - len(prompt))))
     return room

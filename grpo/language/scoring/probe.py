@@ -69,7 +69,7 @@ def plan_scoring(plain: Scorer, packing: str = "auto") -> ScoringPlan:
         warnings.warn(
             f"{type(plain.causal).__name__} does more with its head than this room knows: its logits are made whole, "
             "which takes more memory",
-            stacklevel=4,
+            stacklevel=5,
         )
     return plan
 
@@ -113,12 +113,12 @@ def head_fuses(plain: Scorer) -> bool:
                 logp, entropy = _planned(plain, ScoringPlan(fused_head=fused)).of_hidden(hidden, target, True)
                 grad = torch.autograd.grad((logp + entropy).sum(), hidden)[0]
             except Exception as error:  # a compiler may fail in any way
-                warnings.warn(f"log-probs without the fused head, which is slower: {line(error)}", stacklevel=5)
+                warnings.warn(f"log-probs without the fused head, which is slower: {line(error)}", stacklevel=7)
                 return False
             found.append((logp.detach(), entropy.detach(), grad.float()))
     same = all(bool((a - b).norm() <= 3e-2 * a.norm() + 1e-4) for a, b in zip(*found, strict=True))
     if not same:
-        warnings.warn("log-probs without the fused head, which is slower: it gives other numbers", stacklevel=5)
+        warnings.warn("log-probs without the fused head, which is slower: it gives other numbers", stacklevel=7)
     return same
 
 
@@ -184,13 +184,13 @@ def _layers_by_hand(plain: Scorer, plan: ScoringPlan) -> Layers | None:
         if can_score(plain, replace(plan, layers=layers)):
             return layers
         warnings.warn("the update goes through the module, which is slower: by hand it gives other numbers",
-                      stacklevel=5)  # fmt: skip
+                      stacklevel=6)  # fmt: skip
     except Unsupported:
         pass
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler may fail in any way
-        warnings.warn(f"the update goes through the module, which is slower: {line(error)}", stacklevel=5)
+        warnings.warn(f"the update goes through the module, which is slower: {line(error)}", stacklevel=6)
     return None
 
 

@@ -80,7 +80,7 @@ class VLLMEngine(Engine):
         for i, prompt in enumerate(prompts):
             if len(prompt) >= context:
                 raise ConfigError(
-                    f"prompt {i} has {len(prompt)} tokens and vLLM's max_model_len is {context:g}; raise it"
+                    f"prompt {i} has {len(prompt)} tokens and vLLM's max_model_len is {context:.0f}; raise it"
                 )
             room[i] = int(min(room[i], context - len(prompt)))
         scaled = self._ready(sampling.temperature or 1.0)
