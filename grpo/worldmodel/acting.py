@@ -126,4 +126,5 @@ class Lanes:
         self._eyes.latent = Latent(
             torch.as_tensor(arrays["deter"]).to(like.deter), torch.as_tensor(arrays["stoch"]).to(like.stoch)
         )
-        self.stream.load(values, [arrays[f"made/{lane}"] for lane in range(len(self.stream))])
+        made = [arrays[f"made/{lane}"] for lane in range(len(values["seeds"]))]  # none before the first episode
+        self.stream.load(values, made)

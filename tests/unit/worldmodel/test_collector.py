@@ -27,6 +27,12 @@ def test_nothing_is_awake_until_a_round_is_played(collector):
     assert collector.peek(4).ids_BT.shape == (4, 8)
 
 
+def test_what_was_woken_before_a_round_is_gone_on_with(collector):
+    assert not collector.replay.sequences
+    collector.load_state(collector.state())
+    assert collector.advance(0).metrics["env_steps"] >= 50
+
+
 def test_a_state_that_nobody_needed_yet_is_kept_as_it_was(collector):
     collector.advance(0)
     played = collector.state()
