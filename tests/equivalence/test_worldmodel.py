@@ -49,7 +49,8 @@ def train(path, settings, steps=4, cut_at=None, evaluate_every=None, on_disk=Tru
     if evaluate_every is not None:
         options |= {"evaluate": trainer.source.evaluate, "evaluate_every": evaluate_every}
     try:
-        return run(trainer, steps, folder, **options)
+        # A SIGTERM that the suite gets, from a time limit say, ends a run politely and early: then say so.
+        assert run(trainer, steps, folder, **options).reason == "done"
     finally:
         trainer.source.close()
 
