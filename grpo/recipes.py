@@ -161,9 +161,12 @@ class Recipe:
             number = "float" in str(item.type) and item.name not in ("reward_clip", "reward_weights")
             if number and value is not None and not _finite(value):
                 raise ValueError(f'recipe "{self.name}": {item.name} must be a finite number, got {value!r}')
+        if not isinstance(self.surrogate, Surrogate):
+            remedy = "give a record of grpo.core.surrogates, Clip(epsilon=0.2) say"
+            raise ValueError(f'recipe "{self.name}": surrogate={self.surrogate!r} is no surrogate; {remedy}')
         for axis, choices in CHOICES.items():
-            value = vars(self)[axis]
-            self._expect_known(axis, value.kind if isinstance(value, Surrogate) else value, choices)
+            if axis != "surrogate":
+                self._expect_known(axis, vars(self)[axis], choices)
         for rule, remedy in _conflicts(self):
             if rule:
                 raise ValueError(f'recipe "{self.name}": {remedy}')

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
+from grpo.config import GRPOConfig
+from grpo.core import surrogates
 from grpo.experience import Experience, advantages, with_gates
 from grpo.objective import objective
 from grpo.recipes import CHOICES, RECIPES, Recipe, recipe, table_markdown, table_text
@@ -158,6 +160,21 @@ def test_a_single_try_has_no_signal(name):
 def test_unknown_choice_lists_the_known_ones(axis):
     with pytest.raises(ValueError, match=f"{axis}='nonsense' is not one of {re.escape(CHOICES[axis][0])}"):
         recipe("grpo").but(**{axis: "nonsense"})
+
+
+def test_a_surrogate_of_ones_own_is_known_as_soon_as_it_is_defined():
+    try:
+
+        @dataclass(frozen=True)
+        class Doubled(surrogates.Unclipped):
+            kind = "doubled"
+
+        assert Recipe("mine", surrogate=Doubled()).surrogate.kind == "doubled"
+        assert GRPOConfig(surrogate="doubled").recipe.surrogate == Doubled()
+    finally:
+        del surrogates.SURROGATES["doubled"]
+    with pytest.raises(ValueError, match="surrogate='clip' is no surrogate; give a record"):
+        Recipe("mine", surrogate="clip")
 
 
 def test_unknown_names_say_what_was_meant():
