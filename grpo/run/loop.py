@@ -65,7 +65,7 @@ class Options:
     """Gives further metrics for a step; never moves the training's randomness."""
     evaluate_every: int | None = None
     """Steps between two evaluations."""
-    stop: Callable[[StepReport], bool] = lambda report: False
+    stop: Callable[[StepReport], bool] | None = None
     """Ends the run, with a checkpoint, once it returns True."""
     failure_budget: float = 0.01
     """Share of samples that may fail."""
@@ -159,7 +159,7 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         if how.due(report.step, how.sample_every):
             session.sample(report, how.sample_groups)
         session.count_failures(report)
-        if how.stop(report):
+        if how.stop is not None and how.stop(report):
             session.end("stopped")
         if how.due(report.step, how.checkpoint_every or steps) or (due and judged_by_evaluation):
             session.save()  # only what was evaluated can be the best

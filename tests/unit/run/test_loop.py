@@ -68,6 +68,10 @@ def test_a_used_trainer_cannot_begin_an_empty_run_again(tmp_path):
         run(trainer, 3, make_folder(tmp_path / "run"), resume=True, **QUICK)
 
 
+def test_without_a_stop_all_steps_are_done(tmp_path):
+    assert run(make_trainer(), 2, make_folder(tmp_path / "run"), stop=None, **QUICK).reason == "done"
+
+
 def test_stop_ends_with_a_checkpoint(tmp_path):
     summary, _ = train(tmp_path / "run", stop=lambda report: report.step == 4)
     assert (summary.reason, summary.exit_code, summary.checkpoint.name) == ("stopped", 0, "step-00000004")
