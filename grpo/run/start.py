@@ -115,10 +115,10 @@ def train(
     how = trainer.planned(asked, kept)
     _expect_possible(trainer, how)  # before there is a folder
     told = Told(callbacks)
-    place, resumed = None, False
+    place, resumed, document = None, False, None
     if kept or trainer.always_kept:
-        place, resumed = _place(trainer, how, folder, resume)
-    document = None if place is None else _document(trainer, how)
+        document = _document(trainer, how)
+        place, resumed = _place(trainer, how, document, folder, resume)
     try:
         options: dict[str, Any] = {"states": states, "trackers": trackers, "stop": told.enough, "progress": progress}
         summary = start(trainer, how, place, resume=resumed, document=document, **options)
@@ -155,7 +155,7 @@ def _document(trainer: GRPOTrainer, how: RunConfig) -> dict[str, Any]:
 
 
 def _place(
-    trainer: GRPOTrainer, how: RunConfig, folder: Path | None, resume: bool | str | None
+    trainer: GRPOTrainer, how: RunConfig, document: Mapping[str, Any], folder: Path | None, resume: bool | str | None
 ) -> tuple[RunFolder, bool]:
     """Where the run's results go, and whether it goes on there."""
     if isinstance(resume, str):
@@ -174,4 +174,4 @@ def _place(
         )
     if there and (resume or folder is not None):
         return RunFolder.open(path), True
-    return create(how, _document(trainer, how), name=name, task=trainer.task, seed=seed), False
+    return create(how, document, name=name, task=trainer.task, seed=seed), False
