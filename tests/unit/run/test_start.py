@@ -64,6 +64,7 @@ def own() -> GRPOTrainer:
 def test_a_policy_of_ones_own_has_the_same_door(tmp_path, capsys):
     batches = [STATES] * 5
     assert len(own().train(batches, steps=3, folder=tmp_path / "run", progress=None)) == 3
+    assert len(own().train(batches, 2, progress=None)) == 2  # steps, as the second
     reports = own().train(batches, folder=tmp_path / "run", progress=None)
     assert [report.step for report in reports] == [4, 5]  # the states of steps that are done are passed over
     learned = own()
