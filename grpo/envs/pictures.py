@@ -118,7 +118,7 @@ class PictureObservation(gym.Wrapper[Any, Any, Any, Any]):
     def _drawn(self) -> np.ndarray:
         picture = frames_of(self.env)[-1]
         if picture.ndim != 3 or picture.dtype != np.uint8:
-            raise EnvError(f"render() gave {type(picture).__qualname__}, not a picture of (H, W, 3) bytes")
+            raise EnvError(f"render() gave {picture.dtype} of shape {picture.shape}, not a picture of (H, W, 3) bytes")
         if self._grey:
             picture = np.rint(picture @ GREY_RGB).astype(np.uint8)
         return self._shrink(picture, self._size, self._size)

@@ -78,3 +78,9 @@ def test_episodes_are_as_long_as_asked_for(limit):
 def test_what_cannot_be_drawn_says_so(settings, says):
     with pytest.raises(EnvError, match=says):
         drawn("CartPole-v1", **settings)
+
+
+def test_what_draws_no_picture_is_told_what_it_drew(monkeypatch):
+    monkeypatch.setattr(Catch, "render", lambda self: np.zeros((SIDE, SIDE), np.float32))
+    with pytest.raises(EnvError, match=rf"gave float32 of shape \({SIDE}, {SIDE}\), not a picture"):
+        PictureObservation(Catch(render_mode="rgb_array")).reset(seed=0)
