@@ -162,7 +162,8 @@ class EpisodeRunner:
 
     def step(self, at: np.ndarray, actions: Any) -> Stepped:
         """One action of the live members `at`, for as many environment steps as it lasts."""
-        return repeated(self._step, at, actions, self._rules.action_repeat)
+        times = self._rules.action_repeat
+        return self._step(at, actions) if times == 1 else repeated(self._step, at, actions, times)
 
     def move(self, stepped: Stepped, made_L: np.ndarray) -> tuple[np.ndarray, int] | None:
         """Everybody on, by so many actions; where an episode ended, the next start takes over.

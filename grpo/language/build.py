@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,6 @@ class Parts:
     source: LanguageSource
     reference: Reference | None
     optimizer: torch.optim.Optimizer
-    rate: Callable[[int, int | None], float]
-    """The factor on the learning rate at a step, given how many there will be."""
 
 
 def build(config: LanguageConfig, given: Given) -> Parts:
@@ -96,7 +94,6 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         source=LanguageSource(policy, engine, player, tokens, prompts, held_out, rewards, config),
         reference=reference_of(config, policy, fresh, given.ref_model),
         optimizer=optimizer_of(config, policy, given.optimizers[0]),
-        rate=rate_of(config, given.optimizers[1]),
     )
 
 
@@ -261,32 +258,3 @@ def optimizer_of(config: LanguageConfig, policy: LanguagePolicy, given: Any) -> 
     if config.weights == "bfloat16":
         return RoundedAdamW(tensors, seed=config.seed, **how)
     return torch.optim.AdamW(tensors, fused=True if all(p.is_cuda for p in tensors) else None, **how)
-
-
-def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:
-    """The factor on the learning rate at a step, given how many there will be."""
-    if given is not None:
-        lambdas = getattr(given, "lr_lambdas", None)
-        if not lambdas:
-            raise ConfigError("a scheduler must be a LambdaLR (transformers.get_scheduler), so that a run can resume")
-        return lambda step, total: float(lambdas[0](step))
-    if config.lr_schedule == "constant" and not config.warmup_steps and not config.warmup_ratio:
-        return lambda step, total: 1.0
-    from transformers import get_scheduler
-
-    name = {"constant": "constant_with_warmup"}.get(config.lr_schedule, config.lr_schedule)
-    dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-
-    def factor(step: int, total: int | None) -> float:
-        needs = name != "constant_with_warmup"
-        if total is None and (needs or config.warmup_ratio):
-            raise ConfigError(f"lr_schedule={config.lr_schedule} needs to know the length of the run; call train()")
-        warmup = config.warmup_steps or round(config.warmup_ratio * (total or 0))
-        made = get_scheduler(name, dummy, num_warmup_steps=warmup, num_training_steps=total)
-        return float(made.lr_lambdas[0](step))
-
-    try:
-        factor(0, 10)
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"lr_schedule={config.lr_schedule}: {error}") from None
-    return factor

@@ -17,6 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from grpo.config import ConfigError
 from grpo.language import preflight
 from grpo.language.build import Given, Parts, build, name_of, prompts_of
@@ -46,24 +48,26 @@ ENOUGH = 8
 class Around:
     """What happens around each step: before the first a warm start and a look at the rewards; then a learning rate."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, scheduler: Any) -> None:
+        """scheduler: a `LambdaLR` of the user's, or None."""
         self.total: int | None = None
         """Steps of the run, once it is known."""
         self.last: tuple[int, Mapping[str, float | None]] = (0, {})
         """The last step and its metrics, evaluations too, for the model's card."""
-        self._parts = parts
+        self._parts, self._factor = parts, rate_of(parts.config, scheduler)
         self._rates = [group["lr"] for group in parts.optimizer.param_groups]
         self._looked = False
-        self._rate = 0.0
+        self._rate: float | None = None
         self._first: dict[str, float | None] = {}
 
     def before(self, trainer: Trainer) -> None:
         """What the first step needs, then the learning rate of this one, from its number alone."""
         self._first = self._begin(trainer) if trainer.steps_done == 0 else {}
-        factor, groups = self._parts.rate(trainer.steps_done, self.total), self._parts.optimizer.param_groups
+        factor = self._factor(trainer.steps_done, self.total)
+        groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
         for group, rate in zip(groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        self._rate = float(groups[0]["lr"])
+        self._rate = float(groups[0]["lr"]) if groups else None
 
     def after(self, trainer: Trainer, report: StepReport) -> None:
         """Numbers of the room's own."""
@@ -159,8 +163,8 @@ class GRPOTrainer(RunTrainer):
         )  # fmt: skip
         parts = build(config, given)
         self.tokens, self.chat = parts.tokens, parts.chat
-        self._callbacks = Callbacks(callbacks)
-        self._around = Around(parts)
+        self._own = self._callbacks = Callbacks(callbacks)
+        self._around = Around(parts, optimizers[1])
         super().__init__(
             parts.config,
             parts.policy,
@@ -201,6 +205,11 @@ class GRPOTrainer(RunTrainer):
         """Tell how many steps the run will have: schedules, reward functions and callbacks want to know."""
         self._around.total = self.source.max_steps = steps
         self._callbacks.begin(steps)
+
+    def listening(self, callbacks: Sequence[Any]) -> Sequence[Callable[[StepReport], Any]]:
+        """All are told in one place, after those of the constructor: they may be transformers' own kind."""
+        self._callbacks = Callbacks([*self._own.all, *callbacks])
+        return ()
 
     def stops(self, report: StepReport) -> bool:
         """Whether a callback ends the run."""
@@ -285,3 +294,32 @@ class GRPOTrainer(RunTrainer):
 def make_trainer(config: LanguageConfig) -> GRPOTrainer:
     """The trainer of a configuration, as the command line makes it."""
     return GRPOTrainer(args=config)
+
+
+def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:
+    """The factor on the learning rate at a step, given how many there will be."""
+    if given is not None:
+        lambdas = getattr(given, "lr_lambdas", None)
+        if not lambdas:
+            raise ConfigError("a scheduler must be a LambdaLR (transformers.get_scheduler), so that a run can resume")
+        return lambda step, total: float(lambdas[0](step))
+    if config.lr_schedule == "constant" and not config.warmup_steps and not config.warmup_ratio:
+        return lambda step, total: 1.0
+    from transformers import get_scheduler
+
+    name = {"constant": "constant_with_warmup"}.get(config.lr_schedule, config.lr_schedule)
+    dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+
+    def factor(step: int, total: int | None) -> float:
+        needs = name != "constant_with_warmup"
+        if total is None and (needs or config.warmup_ratio):
+            raise ConfigError(f"lr_schedule={config.lr_schedule} needs to know the length of the run; call train()")
+        warmup = config.warmup_steps or round(config.warmup_ratio * (total or 0))
+        made = get_scheduler(name, dummy, num_warmup_steps=warmup, num_training_steps=total)
+        return float(made.lr_lambdas[0](step))
+
+    try:
+        factor(0, 10)
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"lr_schedule={config.lr_schedule}: {error}") from None
+    return factor

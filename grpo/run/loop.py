@@ -73,7 +73,7 @@ class Options:
     """Settings that may differ from those of the checkpoint that is resumed."""
     curve: bool = True
     """Whether curve.png is drawn at the end."""
-    at: Callable[[str], None] = lambda point: None
+    at: Callable[[str], None] | None = None
     """Told each point of a save (`checkpoint.POINTS`) and each step's beginning (`step`): for tests."""
 
     def __post_init__(self) -> None:

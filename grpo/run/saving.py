@@ -20,7 +20,7 @@ class Saving:
     """
 
     def __init__(
-        self, folder: RunFolder, keep_last: int | None, keep_best: int, at: Callable[[str], None] = lambda point: None
+        self, folder: RunFolder, keep_last: int | None, keep_best: int, at: Callable[[str], None] | None = None
     ) -> None:
         self._folder, self._keep_last, self._keep_best, self._at = folder, keep_last, keep_best, at
         self.step: int | None = None
@@ -59,7 +59,8 @@ class Saving:
 
     def _publish(self, taken: checkpoint.Snapshot) -> None:
         def reached(point: str) -> None:
-            self._at(point)
+            if self._at is not None:
+                self._at(point)
             if self._cut:
                 raise _CutShort
 

@@ -37,7 +37,7 @@ class Session(Stepping):
         keep_best: int,
         best_by: str,
         failure_budget: float,
-        at: Callable[[str], None],
+        at: Callable[[str], None] | None,
         log_every: int = 1,
         states: Iterator[Any] | None = None,
     ) -> None:
@@ -104,7 +104,8 @@ class Session(Stepping):
 
     def step(self) -> StepReport | None:
         """One step from its own seed; one that diverged leaves what it looked like."""
-        self.at("step")
+        if self.at is not None:
+            self.at("step")
         try:
             return super().step()
         except Diverged as error:

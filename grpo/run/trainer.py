@@ -138,6 +138,10 @@ class GRPOTrainer(Trainer):
     def schedule(self, steps: int) -> None:
         """Told how many steps a run will have, before its first."""
 
+    def listening(self, callbacks: Sequence[Any]) -> Sequence[Callable[[StepReport], Any]]:
+        """Those of `train`'s callbacks that are plain functions; a room may know others, and keep them to itself."""
+        return callbacks
+
     def stops(self, report: StepReport) -> bool:
         """Told each step; True ends the run."""
         return False

@@ -265,7 +265,8 @@ def test_truncated_completions_can_be_left_out(folder, tmp_path):
     assert not report.experience.mask_NT[status == 3].any()
 
 
-def test_callbacks_of_both_kinds_are_told_and_may_stop(folder, tmp_path):
+@pytest.mark.parametrize("to_train", [False, True])
+def test_callbacks_of_both_kinds_are_told_and_may_stop(folder, tmp_path, to_train):
     seen = []
 
     class Watch(TrainerCallback):
@@ -276,11 +277,12 @@ def test_callbacks_of_both_kinds_are_told_and_may_stop(folder, tmp_path):
         def on_log(self, args, state, control, logs=None, **kwargs):
             seen.append(logs["reward"])
 
+    callbacks = [Watch, lambda report: seen.append("plain")]
     trainer = GRPOTrainer(
-        model=folder, reward_funcs=digits, train_dataset=ROWS, callbacks=[Watch, lambda report: seen.append("plain")],
+        model=folder, reward_funcs=digits, train_dataset=ROWS, callbacks=[] if to_train else callbacks,
         args=small(output_dir=str(tmp_path / "run"), max_steps=3),
     )  # fmt: skip
-    assert len(trainer.train(progress=None)) == 1
+    assert len(trainer.train(progress=None, callbacks=callbacks if to_train else [])) == 1
     assert seen[:2] == ["plain", 1] and isinstance(seen[2], float)
 
 
