@@ -207,10 +207,11 @@ def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) ->
         else:
             columns[name] = value
     hints = column_types()
-    known = [*model.model_fields, *hints, *model.blocks, *spellings(dialect, model.words)]
+    known = [*model.model_fields, *hints, *spellings(dialect, model.words)]
     for name, value in columns.items():
         if name not in hints:
-            raise ConfigError(f"unknown setting {name!r}{nearest(name, known)}")
+            meant = [*known, *model.blocks] if isinstance(value, Mapping) else known
+            raise ConfigError(f"unknown setting {name!r}{nearest(name, meant)}")
         try:
             columns[name] = TypeAdapter(hints[name]).validate_python(value)
         except ValidationError as error:

@@ -328,10 +328,11 @@ def _expect_known(
 ) -> None:
     known = [name for name in model.model_fields if name != "changed"] + list(column_types())
     about_the_run = [*(f"run.{name}" for name in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
-    words = known + list(model.blocks) + list(spellings(dialect, EVERY)) + about_the_run
-    for name in settings:
+    words = known + list(spellings(dialect, EVERY)) + about_the_run
+    for name, value in settings.items():
         if name not in known:
-            raise ConfigError(f"{origins[name]}: unknown setting {name!r}{nearest(name, words)}")
+            meant = [*words, *model.blocks] if isinstance(value, Mapping) else words
+            raise ConfigError(f"{origins[name]}: unknown setting {name!r}{nearest(name, meant)}")
 
 
 def _made(model: type[GRPOConfig], settings: dict[str, Any], firm: set[str], origins: dict[str, str]) -> GRPOConfig:

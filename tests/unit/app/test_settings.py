@@ -76,6 +76,7 @@ def test_a_preset_s_setting_that_becomes_idle_is_left_out_a_user_s_is_refused():
     ("flags", "message"),
     [
         ([("betaa", 1)], "command line: unknown setting 'betaa'; did you mean \"beta\"?"),
+        ([("adapter", 1)], "command line: unknown setting 'adapter'; did you mean \"optimizer\"?"),  # no block
         ([("run.stepz", 1)], "command line: unknown setting 'run.stepz'; did you mean \"steps\"?"),
         ([("steps", 0)], "run.steps: input should be greater than or equal to 1, got 0"),
         ([("algorithm.kl_betta", 1)], "unknown setting 'kl_betta'; did you mean \"kl_beta\"?"),
