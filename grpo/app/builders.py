@@ -174,7 +174,7 @@ def _run(resolved: Resolved, how: RunConfig, folder: RunFolder, resume: bool) ->
     try:
         if how.evaluate_every is not None and trainer.evaluation is None:
             how = _without_evaluation(resolved, how, trainer.cannot_evaluate())
-        summary = door.start(trainer, how, folder, resume=resume, document=_document(resolved, _named(resolved)))
+        summary = door.start(trainer, how, folder, resume=resume, document=_document(resolved, how))
         if summary.step > (steps := trainer.total_steps(how)):
             done = f"{folder.path} has done {summary.step} steps already"
             raise ConfigError(f"{done}, more than run.steps={steps}; ask for more with --run.steps")

@@ -438,6 +438,7 @@ def test_a_preset_on_rows_of_ones_own_gives_up_looking_at_held_out_ones_unless_a
     (line,) = [json.loads(line) for line in Path("runs/w/metrics.jsonl").read_text().splitlines()]
     assert {"rewards/correctness/mean", "rewards/xml/mean"} <= {*line}
     assert "best_by_missing" not in capsys.readouterr().out
+    assert main(["train", "--resume", "runs/w", "--run.steps", "2"]) == 0  # the plan that was given up is not kept
     assert main([*words, "--logdir", "runs/x", "--eval-steps", "1"]) == 2
     assert "run.evaluate_every: there are no held-out rows; give --eval-dataset" in capsys.readouterr().err
     shutil.copy("words.jsonl", "held.jsonl")
