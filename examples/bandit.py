@@ -27,7 +27,7 @@ Runs = list[list[StepReport]]
 
 def train(seeds: range, **settings: float) -> Runs:
     """The reports of 100 steps for each seed."""
-    return [make_trainer(BanditConfig(seed=seed, **settings)).train(steps=STEPS) for seed in seeds]
+    return [make_trainer(BanditConfig(seed=seed, **settings)).train(steps=STEPS, progress=None) for seed in seeds]
 
 
 def column(runs: Runs, name: str) -> np.ndarray:

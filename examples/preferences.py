@@ -48,7 +48,7 @@ def main(steps: int, seed: int) -> dict[str, int]:
     policy = Proposals()
     config = GRPOConfig(group_size=GROUP, learning_rate=0.1, beta=0.01, num_iterations=2)
     trainer = GRPOTrainer(config, policy, reward_model=PairwiseReward(judge, GROUP))
-    trainer.train(list(TARGETS) for _ in range(steps))
+    trainer.train((list(TARGETS) for _ in range(steps)), progress=None)
     return {name: int(policy.logits[name].argmax()) for name in TARGETS}
 
 

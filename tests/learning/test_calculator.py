@@ -1,6 +1,7 @@
 """Several turns are learned from: an environment is listened to, and a calculator is used where it pays."""
 
 import json
+import math
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,7 +91,7 @@ def test_a_demonstration_is_what_the_conversation_would_be(example):
         ids = torch.tensor(trainer.chat.encode(turns.pop(0), bare=False))
         return [SimpleNamespace(ids=ids, logp=None, stop="stop", kept=None)]
 
-    engine = SimpleNamespace(generate=generate)
+    engine = SimpleNamespace(generate=generate, context=math.inf)
     [(_, [played])] = trainer.source.player(engine, [prompt], 1, trainer.config.sampling, [0])
     assert played.ids.tolist() == shown.ids.tolist() and played.made.tolist() == shown.made.tolist()
     assert played.text == prompt.columns["answer"] and (played.calls, played.failed_calls) == (1, 0)

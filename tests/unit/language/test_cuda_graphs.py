@@ -336,7 +336,8 @@ def test_stop_texts_truncation_and_penalty_are_those_of_the_plain_loop(monkeypat
         assert not sampling.stop or {"stop", "length"} == {c.stop for c in mine}
 
 
-def test_a_rollout_that_nobody_wants_to_its_end_gives_everything_back():
+def test_a_rollout_that_nobody_wants_to_its_end_gives_everything_back(monkeypatch):
+    monkeypatch.setattr(scheduler, "CHUNK", 3)
     engine = InlineEngine(small(), tokens(range(40, 60)), graphs=True, rows_at_a_time=2)
     stream = engine.stream(asked(), 1, Sampling(max_new_tokens=12), range(3))
     next(stream)
@@ -350,6 +351,7 @@ def test_a_rollout_that_nobody_wants_to_its_end_gives_everything_back():
 
 
 def test_nothing_is_lost_when_prefill_fails(monkeypatch):
+    monkeypatch.setattr(scheduler, "CHUNK", 1)
     engine = InlineEngine(small(), tokens(), graphs=True, rows_at_a_time=2)
     engine.generate(asked(), 2, Sampling(max_new_tokens=1), range(6))
     prefill = model_runner.ModelRunner.prefill
@@ -371,7 +373,8 @@ def test_padding_stays_within_a_table_of_positions():
     assert engine._runner is not None
 
 
-def test_weights_and_adapters_are_those_of_now():
+def test_weights_and_adapters_are_those_of_now(monkeypatch):
+    monkeypatch.setattr(scheduler, "CHUNK", 4)
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(small(), LoraConfig(r=2, lora_alpha=6, target_modules="all-linear"))
