@@ -4,9 +4,9 @@ The names below are looked up when first used, so that `import grpo` loads no ar
 The loss itself is `from grpo.objective import objective`; its formulas are the pure functions in `grpo.core`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from grpo.lazy import lazily
 from grpo.moved import install
 
 if TYPE_CHECKING:
@@ -56,13 +56,4 @@ _HOME = {
     "show": "grpo.view.launch",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOME)

@@ -6,8 +6,9 @@ GRPOTrainer(env="CartPole-v1").train(steps=30)
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from grpo.lazy import lazily
 
 if TYPE_CHECKING:
     from grpo.control.config import ControlConfig
@@ -22,13 +23,4 @@ _HOME = {
     "test": "grpo.control.trainer",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Words and settings load without the libraries that the trainer brings along."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOME)

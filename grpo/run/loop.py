@@ -84,10 +84,6 @@ class Options:
                 "run() needs steps, checkpoint_every and log_every ≥ 1, and evaluate together with evaluate_every"
             )
 
-    def due(self, step: int, every: int | None) -> bool:
-        """Whether something that happens every so many steps happens at this one."""
-        return every is not None and step % every == 0
-
 
 def run(
     trainer: Trainer,
@@ -153,15 +149,15 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         if report is None:
             break
         session.settle()
-        due = how.due(report.step, how.evaluate_every)
+        due = _due(report.step, how.evaluate_every)
         row = session.record(report, how.evaluate if due else None)
         shown.step(row, session.seconds)
-        if how.due(report.step, how.sample_every):
+        if _due(report.step, how.sample_every):
             session.sample(report, how.sample_groups)
         session.count_failures(report)
         if how.stop is not None and how.stop(report):
             session.end("stopped")
-        if how.due(report.step, how.checkpoint_every or steps) or (due and judged_by_evaluation):
+        if _due(report.step, how.checkpoint_every or steps) or (due and judged_by_evaluation):
             session.save()  # only what was evaluated can be the best
 
 
@@ -185,3 +181,8 @@ def _timed(session: Stepping, closing: ExitStack) -> None:
     if isinstance(source, Timed):
         closing.callback(setattr, source, "stopwatch", source.stopwatch)
         source.stopwatch = session.watch
+
+
+def _due(step: int, every: int | None) -> bool:
+    """Whether something that happens every so many steps happens at this one."""
+    return every is not None and step % every == 0

@@ -6,8 +6,9 @@ GRPOTrainer(env="CartPole-v1", group_size=8, horizon=16).train(env_steps=10_000)
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from grpo.lazy import lazily
 
 if TYPE_CHECKING:
     from grpo.worldmodel.config import WorldModelConfig
@@ -21,13 +22,4 @@ _HOME = {
     "make_trainer": "grpo.worldmodel.trainer",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Words and settings load without the libraries that the trainer brings along."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(__name__, _HOME)
