@@ -6,7 +6,7 @@ EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick check test slow lint bench bench-gpu bench-control bench-language pictures docs fmt clean
+.PHONY: help train quick check test slow lint mutations bench bench-gpu bench-control bench-language pictures docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lint: $(READY) ## ruff, import directions, types
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+
+mutations: $(READY) ## take each protection of tests/faults/promises.toml out in a copy; a test must fail
+	$(BIN)/python scripts/mutations.py
 
 TRL ?= $(VENV)-trl
 bench: $(READY) $(TRL)/.ready ## time the objective, the trainer, sampling and a step on the CPU, the last two against peers

@@ -103,6 +103,42 @@ programs that nobody runs, or is cut off at the limit, and part of what it learn
 
 {told}"""
 
+RELIABILITY = """\
+# Reliability
+
+What goes wrong, what happens then, and the tests that inject it. Made by `docs/make_pages.py` from
+`tests/faults/promises.toml`.
+
+{tables}
+## Do the tests bite?
+
+A test that passes without the protection it is about holds nothing. `make mutations` takes each of these out in a
+copy of the package; the test beside it must then fail.
+
+{mutations}
+## What we do not promise
+
+- **Bit-exact resume** is promised on the same versions and the same machine type on a CPU. On a GPU, or after an
+  update of torch, a run resumes correctly, with other last digits.
+- **Reward functions, environments and policies of your own are trusted code.** Their failures are contained (a worker
+  that hangs is killed, one that raises costs its sample); malice is not. Only generated programs run in a sandbox.
+- **Simulators are as deterministic as they are.** An environment whose reset ignores its seed is remarked and never
+  branched, not mended.
+- **What the disk acknowledges and does not keep** is lost: files are synced before they are renamed, and a disk that
+  lies about that cannot be found out.
+- **The viewer is for you.** It binds to this machine, asks for a token elsewhere, and is no server for the open
+  internet.
+- **Another user with your rights** can read and change your run folders. They hold no secrets that the redactor knows
+  by name or shape; what you print inside a prompt or a reward stays in the samples.
+"""
+
+
+def reliability() -> str:
+    """The promises, their tests, and what happens when a protection is taken out."""
+    script = runpy.run_path(str(ROOT / "scripts" / "mutations.py"))
+    entries = script["promises"]()
+    return RELIABILITY.format(tables=script["tables"](entries), mutations=script["mutation_table"](entries))
+
 
 def gsm8k() -> str:
     """What minutes on one GPU taught a real model."""
@@ -196,6 +232,7 @@ def pages() -> dict[Path, str]:
         DOCS / "trl.md": fields(),
         DOCS / "speed.md": speed(),
         DOCS / "gsm8k.md": gsm8k(),
+        DOCS / "reliability.md": reliability(),
     }
 
 
