@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import __version__
+from grpo.run import output
 
 OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
@@ -31,7 +32,19 @@ Ctrl-C finishes the step, saves and stops; --resume goes on exactly there.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 bad settings, 75 preempted, 130 interrupted."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:  # the process is ours, to its last line
+        output.install()
+    with output.standing() as (out, _):
+        code, training = _run(list(sys.argv[1:] if argv is None else argv))
+        out.flush()
+        if training or out.lost is None or isinstance(out.lost, BrokenPipeError):  # `| head` has had enough
+            return code
+        print(f"grpo: {out.name} could not be written: {out.lost}", file=sys.stderr)
+        return code or FAILED
+
+
+def _run(words: list[str]) -> tuple[int, bool]:
+    """The exit code, and whether it is that of a run, which nobody has to read along with."""
     parser, presets = _parser(), []
     if words and words[0] == "doctor" and "--config" in words:  # what follows --config is read as `config` reads it
         at = words.index("--config")
@@ -45,22 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.presets = presets
     if rest and arguments.run not in (_train, _config) and not (arguments.run is _doctor and arguments.config):
         parser.error(f"unrecognised argument {rest[0]}")
+    training = arguments.run is _train
     try:
-        code = arguments.run(arguments, rest)
-        sys.stdout.flush()
-        return int(code)
-    except BrokenPipeError:
-        # The reader (`| head`) has had enough. The interpreter flushes once more at exit: give it a sink.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        return int(arguments.run(arguments, rest)), training
     except KeyboardInterrupt:  # before the run could take it, or a second time
         print("grpo: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return INTERRUPTED, training
     except ValueError as error:  # ConfigError, unknown recipe: what was asked for is wrong
         from grpo.run.progress import printable
 
         print("grpo: " + "\n".join(printable(line) for line in str(error).split("\n")), file=sys.stderr)
-        return BAD_SETTINGS
+        return BAD_SETTINGS, training
 
 
 Command = Callable[..., argparse.ArgumentParser]

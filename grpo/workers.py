@@ -29,6 +29,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from grpo.errors import line
+from grpo.run import output
 
 START_TIMEOUT = 120.0
 """Seconds a new process may take to load what the function needs."""
@@ -313,6 +314,7 @@ def close_all(workers: list[Worker]) -> None:
 def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: float) -> None:
     """Answer calls until the parent closes its end."""
     os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what the function starts
+    output.install()  # what the function prints is nobody's failure
     pipe.send(None)
     home, environment = os.getcwd(), dict(os.environ)
     with open(os.devnull, "w") as nowhere:

@@ -29,6 +29,7 @@ from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, numbered,
 from grpo.envs.shared_memory import SharedObservations, share
 from grpo.envs.spaces import leaves, put, zeros
 from grpo.errors import line
+from grpo.run import output
 from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished
 
 
@@ -307,6 +308,7 @@ class _Alarm:
 def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -> None:
     """Answer calls until the parent closes its end."""
     os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what an environment starts
+    output.install()  # what an environment prints is nobody's failure
     pipe.send(None)
     fleet: SerialFleet | None = None
     written: SharedObservations | None = None

@@ -15,6 +15,7 @@ exhibits    a step's groups as rows and arrays to look at later
 films       … and, where the source can, in motion
 trackers    who gets metrics.jsonl too: TensorBoard, Weights & Biases, Trackio
 progress    what a person sees meanwhile
+output      … through streams that never fail
 plot        curve.png
 loop        all of it around `trainer.step`
 """

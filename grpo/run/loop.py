@@ -29,6 +29,7 @@ from grpo.errors import SamplesFailed
 from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
 from grpo.run.lock import locked
+from grpo.run.output import standing
 from grpo.run.progress import SHOWN, Progress, make_progress
 from grpo.run.session import Session
 from grpo.run.signals import StopSignals
@@ -121,6 +122,8 @@ def run(
                 trainer, folder, how.keep_last, how.keep_best, how.best_by, how.failure_budget, how.at, how.log_every,
                 batches,
             )  # fmt: skip
+        closing.enter_context(standing(lambda what: session.tell(trainer.steps_done, "output_lost", what)))
+        if isinstance(session, Session):
             closing.enter_context(session)
             session.begin(resume, how.harmless)
             session.announce(steps, document)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from grpo.run.config import ENDLESS
 from grpo.run.folder import Row
+from grpo.run.output import Steady
 from grpo.run.timing import in_words
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class Plain(Silent):
     """One line every `every` steps: for logs, pipes and job schedulers."""
 
     def __init__(self, every: int = 1, file: TextIO | None = None) -> None:
-        self._every, self._file, self._steps = every, file, 0
+        self._every, self._steps = every, 0
+        self._file: Any = None if file is None else Steady(file, "the progress file")
 
     def start(self, path: Path | None, done: int, steps: int) -> None:
         """Where the results will be."""

@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM as a polite request: the step in flight is finished, a checkpoint published, then the run ends."""
+"""Ctrl-C, SIGTERM and SIGHUP as a polite request: the step in flight is finished, a checkpoint published, the run ends.
+
+SIGHUP is a terminal that was closed or an ssh that was lost.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ INTERRUPTED, PREEMPTED = "interrupted", "preempted"
 
 
 class StopSignals:
-    """While entered, the first SIGINT or SIGTERM is noted in `reason`; a further Ctrl-C leaves at once.
+    """While entered, the first SIGINT, SIGTERM or SIGHUP is noted in `reason`; a further Ctrl-C leaves at once.
 
     A further SIGTERM changes nothing: schedulers send several. Handlers found on entry are put back, for notebooks.
-    Python allows handlers in the main thread only; elsewhere this does nothing.
+    Under nohup SIGHUP is ignored, and stays so. Python allows handlers in the main thread only; elsewhere this does
+    nothing.
     """
 
     def __init__(self) -> None:
@@ -23,8 +27,9 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._asked)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._asked)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -26,6 +26,7 @@ def behave(what):
         "draw": random.random,
         "where": lambda: (os.getcwd(), os.environ.get("MOVED")),
         "pid": os.getpid,
+        "prints to nobody": prints_to_nobody,
     }[what]()
 
 
@@ -51,6 +52,11 @@ def moves():
     os.chdir("/")
     os.environ["MOVED"] = "1"
     return "moved"
+
+
+def prints_to_nobody():
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    print("on a full disk", flush=True)
 
 
 def starts_another(path):

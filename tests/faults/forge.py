@@ -3,8 +3,9 @@
     python -m tests.faults.forge          one JSON job a line in, one JSON result a line out
 
 A job: {"path": …, "steps": …, "hurt": [[point, nth, signal], …], "kill_after": seconds, "kill_with": signal,
-"second": bool, "options": {}}.
-`hurt` sends the signal the nth time the point is reached. A result: {"code": …} is the exit code, or −signal.
+"second": bool, "closed": [descriptor, …], "options": {}}.
+`hurt` sends the signal the nth time the point is reached; `closed` ones are printed to at each. A result:
+{"code": …} is the exit code, or −signal.
 """
 
 from __future__ import annotations
@@ -55,8 +56,13 @@ def child(job: dict[str, Any]) -> int:
     seen: Counter[str] = Counter()
     path = Path(job["path"])
 
+    for number in job.get("closed", []):
+        os.close(number)
+
     def at(point: str) -> None:
         seen[point] += 1
+        for number in job.get("closed", []):
+            os.write(number, b"as a library would, past Python")
         for name, nth, number in job.get("hurt", []):
             if (name, nth) == (point, seen[point]):
                 os.kill(os.getpid(), number)

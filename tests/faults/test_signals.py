@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a checkpoint, the right exit code, and exactly the same run afterwards."""
+"""Ctrl-C, SIGTERM and SIGHUP: a checkpoint, the right exit code, and exactly the same run afterwards."""
 
 import os
 import random
@@ -11,10 +11,10 @@ from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
 from tests.faults.tiny import QUICK, fingerprint, make_folder, make_trainer, run
 
-INT, TERM = signal.SIGINT.value, signal.SIGTERM.value
+INT, TERM, HUP = signal.SIGINT.value, signal.SIGTERM.value, signal.SIGHUP.value
 
 
-@pytest.mark.parametrize("number, code", [(INT, 130), (TERM, 75)])
+@pytest.mark.parametrize("number, code", [(INT, 130), (TERM, 75), (HUP, 75)])
 @pytest.mark.parametrize("point", ["step", "arrays"])
 def test_a_signal_finishes_the_step_and_publishes_a_checkpoint(point, number, code, forge, whole, tmp_path):
     path = tmp_path / "run"
@@ -86,6 +86,16 @@ def test_handlers_are_put_back(tmp_path):
     finally:
         signal.signal(signal.SIGTERM, before)
     assert signal.getsignal(signal.SIGINT) is interrupted
+
+
+def test_a_hang_up_is_left_to_nohup(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        folder, hang_up = make_folder(tmp_path / "run"), lambda report: os.kill(os.getpid(), HUP)
+        assert run(make_trainer(), 3, folder, stop=hang_up, **QUICK).reason == "done"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_in_a_notebook_an_interrupt_returns_a_summary(tmp_path):

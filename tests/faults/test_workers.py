@@ -51,6 +51,10 @@ def test_hangs_are_killed_and_cost_only_themselves(pool):
     assert {o.error for o in outcomes if not o.ok} == {"behave: no answer in 1.5 s, killed"}
 
 
+def test_what_a_call_prints_is_not_its_failure(pool):
+    assert pool.map(["prints to nobody"])[0].ok
+
+
 def test_values_come_in_order_and_whole(pool):
     outcomes = pool.map(["big", "odd text", "big"])
     assert [len(outcome.value) for outcome in outcomes] == [3_000_000, 7, 3_000_000]
