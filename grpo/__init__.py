@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from grpo.config import GRPOConfig
     from grpo.experience import Experience
     from grpo.feedback import PairwiseReward, RankedReward
+    from grpo.protocols import PolicyModel, RewardModel
     from grpo.recipes import RECIPES, Recipe, recipe
     from grpo.report import StepReport
     from grpo.rollouts import Denominators, Rollouts
@@ -31,8 +32,10 @@ __all__ = [
     "GRPOConfig",
     "GRPOTrainer",
     "PairwiseReward",
+    "PolicyModel",
     "RankedReward",
     "Recipe",
+    "RewardModel",
     "Rollouts",
     "StepReport",
     "check",
@@ -46,7 +49,9 @@ _HOME = {
     "GRPOConfig": "grpo.config",
     "GRPOTrainer": "grpo.run.trainer",
     "PairwiseReward": "grpo.feedback",
+    "PolicyModel": "grpo.protocols",
     "RankedReward": "grpo.feedback",
+    "RewardModel": "grpo.protocols",
     "StepReport": "grpo.report",
     "RECIPES": "grpo.recipes",
     "Recipe": "grpo.recipes",

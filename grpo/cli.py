@@ -51,6 +51,8 @@ def _run(words: list[str]) -> tuple[int, bool]:
         words = ["doctor", "--config", *words[1:at], *words[at + 1 :]]
         while len(words) > 2 and not words[2].startswith("-"):
             presets.append(words.pop(2))
+    if words[:2] == ["train", "--settings"]:  # wherever it stands, the task that is named is meant
+        words = ["train", *words[2:], "--settings"]
     if words and words[0] in ("train", "config"):  # by hand: argparse would take a setting's value for a preset
         while len(words) > 1 and not words[1].startswith("-"):
             presets.append(words.pop(1))
@@ -189,7 +191,8 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         from grpo.app.explain import settings_text
         from grpo.app.settings import task_of
 
-        print(settings_text(task_of(_layers(arguments)) if arguments.presets else None))
+        flags = [key for key, _ in _flags(arguments.set, rest)]
+        print(settings_text(task_of(_layers(arguments, flags))))
         return OK
     from grpo.app.builders import resume, start
 

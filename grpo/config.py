@@ -6,15 +6,25 @@ are given by name, in our spelling or another system's (`grpo.dialects`). What i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from grpo.blocks import Blocks, unfolded
 from grpo.core.surrogates import Surrogate, flattened, owners
-from grpo.dialects import OWN, SYSTEMS, Translation, Words, spellings, translate
+from grpo.dialects import OWN, SYSTEMS, Spelling, Translation, Words, key_of, spellings, translate
+from grpo.dialects.values import fitting
 from grpo.errors import ConfigError, nearest
 from grpo.recipes import COLUMNS, RECIPES, Recipe, column_types, foreign, says_nothing, without_effect
 from grpo.recipes import recipe as row
@@ -22,7 +32,7 @@ from grpo.recipes import recipe as row
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "one_line"]
+__all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "Worded", "wrong_values"]
 
 MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch")
 """Sizes of a minibatch, in what it is made of."""
@@ -40,7 +50,16 @@ BLOCKS: Blocks = {
 """Block → settings, of what every domain shares."""
 
 
-class GRPOConfig(BaseModel):
+class Worded(BaseModel):
+    """Settings whose values may be words of a file or a command line: none for nothing, 1e6 for a whole number."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _fitting(cls, value: Any, info: ValidationInfo) -> Any:
+        return fitting(value, cls.model_fields[str(info.field_name)].annotation)
+
+
+class GRPOConfig(Worded):
     """What every domain shares."""
 
     model_config = ConfigDict(
@@ -108,17 +127,19 @@ class GRPOConfig(BaseModel):
     """Columns of the recipe that are changed; given and kept as the block `recipe`, or directly by name."""
 
     _translations: list[Translation] = PrivateAttr(default_factory=list)
+    _spoken: str = PrivateAttr(default=OWN)
 
     def __init__(self, *, _dialect: str = "grpo", **settings: Any) -> None:
+        translations: list[Translation] = []
         try:
             given, translations = translate(self._unfolded(settings, _dialect), _dialect, self.words)
             super().__init__(**_sorted_out(type(self), given, _dialect))
-            self._translations = translations
+            self._translations, self._spoken = translations, _dialect
             _check(self)
         except ValidationError as error:
-            raise ConfigError(one_line(error)) from None
-        except ConfigError:
-            raise
+            raise wrong_values(error).calling(_as_written(translations)) from None
+        except ConfigError as error:
+            raise error.calling(_as_written(translations)) from None
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
@@ -184,15 +205,28 @@ class GRPOConfig(BaseModel):
     def but(self, **settings: Any) -> Self:
         """These settings with some changed."""
         given = {name: getattr(self, name) for name in self.model_fields_set if name != "changed"}
-        changed, _ = translate(
-            self._unfolded(settings, self.dialect), self.dialect, self.words
-        )  # what is here has been translated
-        return type(self)(_dialect=OWN, **given | self.changed | changed)
+        speaks = self.dialect if self._spoken == OWN else self._spoken
+        changed, done = translate(self._unfolded(settings, speaks), speaks, self.words)  # the rest has been translated
+        made = type(self)(_dialect=OWN, **given | self.changed | changed)
+        made._translations, made._spoken = [*done, *self._translations], self._spoken
+        return made
 
     def __getattr__(self, name: str) -> Any:
         if name in COLUMNS or name in owners():
             return self.recipe.columns().get(name)
+        if not name.startswith("_") and (spelling := spellings(self._spoken, self.words).get(name)) is not None:
+            return self._read_back(spelling)
         return super().__getattr__(name)  # type: ignore[misc]
+
+    def _read_back(self, spelling: Spelling) -> Any:
+        """A setting by another system's word: as it is now where only the name differs, else as it was given."""
+        if spelling.convert is None and spelling.together is None:
+            return getattr(self, spelling.becomes)
+        for item in self.translations:
+            if key_of(item.key) == spelling.key and all(getattr(self, n) == v for n, v in item.settings.items()):
+                return item.value
+        ours = f"it is {spelling.becomes} here" if spelling.becomes else "it asks for nothing here"
+        raise AttributeError(f"{spelling.key} was not given; {ours}")
 
 
 def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) -> dict[str, Any]:
@@ -213,9 +247,10 @@ def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) ->
             meant = [*known, *model.blocks] if isinstance(value, Mapping) else known
             raise ConfigError(f"unknown setting {name!r}{nearest(name, meant)}")
         try:
-            columns[name] = TypeAdapter(hints[name]).validate_python(value)
+            columns[name] = TypeAdapter(hints[name]).validate_python(fitting(value, hints[name]))
         except ValidationError as error:
-            raise ConfigError(f"{name}: {error.errors()[0]['msg'].lower()}, got {value!r}") from None
+            finding = f"{error.errors()[0]['msg'].lower()}, got {value!r}"
+            raise ConfigError(f"{name}: {finding}", wrong={name: finding}) from None
     return {**own, "recipe": columns}
 
 
@@ -257,11 +292,16 @@ def _check(config: GRPOConfig) -> None:
         )
 
 
-def one_line(error: ValidationError) -> str:
+def _as_written(translations: Iterable[Translation]) -> dict[str, str]:
+    """Our settings' names → what a message calls them that were given in another system's words."""
+    return {name: item.said(name) for item in translations for name in item.settings}
+
+
+def wrong_values(error: ValidationError) -> ConfigError:
     """pydantic's findings as one sentence each."""
-    found = []
+    wrong: dict[str, str] = {}
     for item in error.errors():
         place = ".".join(str(part) for part in item["loc"]) or "settings"
         message = item["msg"].removeprefix("Value error, ")
-        found.append(f"{place}: {message[:1].lower()}{message[1:]}, got {item['input']!r}")
-    return "; ".join(found)
+        wrong[place] = f"{message[:1].lower()}{message[1:]}, got {item['input']!r}"
+    return ConfigError("; ".join(f"{place}: {finding}" for place, finding in wrong.items()), wrong=wrong)

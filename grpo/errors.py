@@ -9,10 +9,21 @@ from collections.abc import Mapping, Sequence
 class ConfigError(ValueError):
     """A setting that is wrong, in one line that says what to do."""
 
-    def __init__(self, message: str, idle: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, message: str, idle: Mapping[str, str] | None = None, wrong: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.idle = dict(idle or {})
         """Settings that could just as well be left out, each with why: they change nothing here, or cannot be done."""
+        self.wrong = dict(wrong or {})
+        """Settings whose value cannot be, each with what is wrong with it; the message has them all."""
+
+    def calling(self, names: Mapping[str, str]) -> ConfigError:
+        """The same error with settings called as they were written."""
+        if not set(names) & set(self.wrong):
+            return self
+        found = "; ".join(f"{names.get(name, name)}: {finding}" for name, finding in self.wrong.items())
+        return ConfigError(found, self.idle, self.wrong)
 
 
 class SamplesFailed(RuntimeError):

@@ -1,6 +1,7 @@
 """Modules by the names they had before: a script, a settings file or a run folder that says one of these still works.
 
-Importing an old name gives the module itself, with a DeprecationWarning that says the new one.
+Importing an old name gives the module itself, with a DeprecationWarning that says the new one; so do names of another
+library whose readers look for them here.
 """
 
 from __future__ import annotations
@@ -76,6 +77,15 @@ MOVED = {
 }
 """Old name → new name, both inside `grpo`."""
 
+ELSEWHERE = {
+    "policy_base": "protocols",
+    "reward_model_base": "protocols",
+    "experience_collector": "models",
+    "advantage_estimator": "core.advantages",
+    "grpo_objective": "objective",
+}
+"""What the protocol-based GRPO calls its modules, and ours that do the same; `grpo/README.md` compares them."""
+
 
 class Moved(MetaPathFinder, Loader):
     """Finds what has moved."""
@@ -85,12 +95,16 @@ class Moved(MetaPathFinder, Loader):
     ) -> ModuleSpec | None:
         """Only names of the table are ours."""
         package, _, name = fullname.partition(".")
-        return ModuleSpec(fullname, self) if package == "grpo" and name in MOVED else None
+        return ModuleSpec(fullname, self) if package == "grpo" and name in MOVED | ELSEWHERE else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module under its new name."""
-        new = f"grpo.{MOVED[spec.name.partition('.')[2]]}"
-        warnings.warn(f"{spec.name} is {new} now", DeprecationWarning, stacklevel=2)
+        name = spec.name.partition(".")[2]
+        new = f"grpo.{(MOVED | ELSEWHERE)[name]}"
+        if name in MOVED:
+            warnings.warn(f"{spec.name} is {new} now", DeprecationWarning, stacklevel=2)
+        else:
+            warnings.warn(f"{spec.name} is called {new} here", stacklevel=2)
         module = import_module(new)
         self._spec, self._loader = module.__spec__, module.__loader__
         return module

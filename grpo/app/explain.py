@@ -118,7 +118,10 @@ def _entry(name: str, default: str, meaning: str) -> list[str]:
 
 def _model_rows(model: Any) -> list[tuple[str, str, str]]:
     shown = {name: item for name, item in model.model_fields.items() if name != "changed"}
-    return [(name, _shown(item.default), item.description or "") for name, item in shown.items()]
+    return [
+        (name, _shown(item.get_default(call_default_factory=True)), item.description or "")
+        for name, item in shown.items()
+    ]
 
 
 def _recipe_rows(model: type[GRPOConfig]) -> list[tuple[str, str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# YAML 1.1 takes 1e6 for text, and only null for nothing; no schema mends that in the arguments of an environment.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("^None$"), ["N"])
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,2}$"), list("-+0123456789")
+)
+
+
 def read_settings(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; 3e-6, which YAML reads as text, is coerced later by the schema."""
+    """The mapping in a YAML file."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path} has more than {MAX_BYTES:,} bytes; that is not a settings file")

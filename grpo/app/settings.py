@@ -13,18 +13,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol, get_origin
 
-from pydantic import ValidationError
-
 from grpo.app.files import parse_settings, read_settings
 from grpo.app.words import EVERY
 from grpo.blocks import DIALECT_BLOCKS, Leaf, as_it_is, unfolded
-from grpo.config import ConfigError, GRPOConfig, one_line
+from grpo.config import ConfigError, GRPOConfig
 from grpo.core.surrogates import flattened
-from grpo.dialects import OWN, Spelling, key_of, read, spellings
+from grpo.dialects import OWN, Spelling, Translation, key_of, read, spellings
 from grpo.errors import nearest
 from grpo.recipes import RECIPES, column_types
 from grpo.run.config import RunConfig
-from grpo.run.dialect import RUN, translate_run
+from grpo.run.dialect import RUN, run_config, translate_run
 
 ALGORITHM_DIALECT = "rlinf"
 """What an `algorithm:` block is written in unless it says otherwise."""
@@ -62,7 +60,7 @@ class Layer:
     task: str | None = None
     dialect: str | None = None
     """What both are written in; None: see above."""
-    spelled: dict[str, str] = field(default_factory=dict)
+    spelled: dict[str, Translation] = field(default_factory=dict)
     """Our name of a run's setting → the foreign key it was given as."""
     firm: bool = True
     """Given by the user: a setting without effect is an error. A preset's is left out instead."""
@@ -204,7 +202,7 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{origin}: {error}") from None
     inside |= {"name": unknown.pop("name")} if "name" in unknown else {}
-    spelled = {name: item.key for item in (*more, *done) for name in item.settings}
+    spelled = {name: item for item in (*more, *done) for name in item.settings}
     return Layer(origin, rest, algorithm, inside | loose, task, dialect, spelled, firm, in_run=unknown)
 
 
@@ -233,6 +231,7 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
     settings: dict[str, Any] = {}
     run: dict[str, Any] = {}
     origins: dict[str, str] = {}
+    said: dict[str, str] = {}
     firm: set[str] = set()
     yielding: dict[str, tuple[str, dict[str, Any]]] = {}
     for layer in layers:
@@ -243,7 +242,7 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
                 settings.pop(name, None)
         for name, value in ours.items():
             settings[name] = value
-            origins[name] = _from(layer, spelled.get(name, name), name)
+            origins[name], said[name] = _from(layer, spelled.get(name), name)
             firm = firm | {name} if layer.firm else firm - {name}
         if layer.task:
             origins["task"] = layer.origin
@@ -252,13 +251,16 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
                 run.pop(instead, None)
                 origins.pop(f"run.{instead}", None)
         run |= layer.run
-        origins |= {f"run.{name}": _from(layer, layer.spelled.get(name, name), name) for name in layer.run}
+        for name in layer.run:
+            origins[f"run.{name}"], said[f"run.{name}"] = _from(layer, layer.spelled.get(name), f"run.{name}")
     for key, (origin, along_with) in yielding.items():
         for name in [name for name in along_with if name not in settings]:
             settings[name], origins[name] = along_with[name], f"{origin} ({key})"
-    _expect_known(settings, model, origins, dialect)
     origins = {name: value for name, value in origins.items() if name in settings or name == "task" or "." in name}
-    return Resolved(task, _made(model, settings, firm, origins), _run_config(run), origins)
+    try:
+        return Resolved(task, _made(model, settings, firm, origins), run_config(run), origins)
+    except ConfigError as error:
+        raise error.calling(said) from None
 
 
 def _outdated(ours: Mapping[str, Any], before: Mapping[str, Any], model: type[GRPOConfig]) -> list[str]:
@@ -276,17 +278,20 @@ def _of_the_task(layer: Layer, model: type[GRPOConfig]) -> dict[str, Any]:
     return layer.settings | layer.in_run
 
 
-def _from(layer: Layer, key: str, name: str) -> str:
-    return layer.origin if key == name else f"{layer.origin} ({key})"
+def _from(layer: Layer, item: Translation | None, name: str) -> tuple[str, str]:
+    """Where a setting came from, and what a message calls it."""
+    if item is None:
+        return layer.origin, f"{layer.origin}: {name}"
+    return f"{layer.origin} ({item.key})", f"{layer.origin}: {item.said(name)}"
 
 
 def _translated(
     layer: Layer, dialect: str, model: type[GRPOConfig], before: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, tuple[str, dict[str, Any]]], dict[str, str]]:
+) -> tuple[dict[str, Any], dict[str, tuple[str, dict[str, Any]]], dict[str, Translation]]:
     """A layer's settings in our names; those that go along with a key and yield to others; the keys as written."""
     settings: dict[str, Any] = {}
     along: dict[str, tuple[str, dict[str, Any]]] = {}
-    spelled: dict[str, str] = {}
+    spelled: dict[str, Translation] = {}
     for block, words in (
         (_of_the_task(layer, model), layer.dialect or dialect),
         (layer.algorithm, layer.dialect or ALGORITHM_DIALECT),
@@ -300,7 +305,9 @@ def _translated(
         settings |= {name: _fitting(name, value, model) for name, value in ours.items()}
         for item in done:
             along[item.key] = (layer.origin, {name: soft[name] for name in item.settings if name in soft})
-            spelled |= dict.fromkeys(item.settings, item.key)
+            spelled |= dict.fromkeys(item.settings, item)
+        for name, value in (soft | ours).items():
+            _expect_known(name, value, _from(layer, spelled.get(name), name)[0], model, known)
     return settings, along, spelled
 
 
@@ -323,16 +330,14 @@ def _many(name: str, model: type[GRPOConfig]) -> bool:
     return name in model.model_fields and get_origin(model.model_fields[name].annotation) is tuple
 
 
-def _expect_known(
-    settings: Mapping[str, Any], model: type[GRPOConfig], origins: Mapping[str, str], dialect: str
-) -> None:
-    known = [name for name in model.model_fields if name != "changed"] + list(column_types())
-    about_the_run = [*(f"run.{name}" for name in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
-    words = known + list(spellings(dialect, EVERY)) + about_the_run
-    for name, value in settings.items():
-        if name not in known:
-            meant = [*words, *model.blocks] if isinstance(value, Mapping) else words
-            raise ConfigError(f"{origins[name]}: unknown setting {name!r}{nearest(name, meant)}")
+def _expect_known(name: str, value: Any, origin: str, model: type[GRPOConfig], words: Mapping[str, Spelling]) -> None:
+    """Make sure that the task has this setting; `words`: those of the system that it may be meant in."""
+    known = [own for own in model.model_fields if own != "changed"] + list(column_types())
+    if name in known:
+        return
+    about_the_run = [*(f"run.{own}" for own in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
+    meant = [*known, *words, *about_the_run, *(model.blocks if isinstance(value, Mapping) else ())]
+    raise ConfigError(f"{origin}: unknown setting {name!r}{nearest(name, meant)}")
 
 
 def _made(model: type[GRPOConfig], settings: dict[str, Any], firm: set[str], origins: dict[str, str]) -> GRPOConfig:
@@ -346,10 +351,3 @@ def _made(model: type[GRPOConfig], settings: dict[str, Any], firm: set[str], ori
     for name in idle:
         origins.pop(name)
     return _made(model, {name: value for name, value in settings.items() if name not in idle}, firm, origins)
-
-
-def _run_config(run: dict[str, Any]) -> RunConfig:
-    try:
-        return RunConfig(**run)
-    except ValidationError as error:
-        raise ConfigError("run." + one_line(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.dialects.spelling import Settings, Spelling, refuse, truth, whole
+from grpo.dialects.spelling import Settings, Spelling, refuse, switched, truth, whole
 
 
 def _lambda(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
@@ -15,7 +15,7 @@ def _lambda(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Sett
 
 def _bounds(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
     """filter_rewards is a switch: off, the bounds beside it mean nothing."""
-    if not truth(words.get("filter_rewards", False)):
+    if not switched(words, "filter_rewards"):
         return {"filter_rewards": {"filter_rewards": False}} if "filter_rewards" in words else {}
     return {key: {key: True if key == "filter_rewards" else value} for key, value in words.items()}
 

@@ -71,7 +71,7 @@ def interpret(
     def note(raw: str, value: Any, became: Settings) -> None:
         plain = {name: item.value if isinstance(item, Soft) else item for name, item in became.items()}
         if list(plain) != [key_of(raw)]:  # our own word, only read more kindly
-            done.append(Translation(raw, value, plain))
+            done.append(Translation(raw, value, plain, known[key_of(raw)].default))
 
     for raw, value in settings.items():
         spelling = known.get(key_of(raw))

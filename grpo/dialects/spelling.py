@@ -49,6 +49,12 @@ class Translation:
     key: str
     value: Any
     settings: Settings
+    note: str = ""
+    """Its system's default, and how ours departs from it."""
+
+    def said(self, name: str) -> str:
+        """The key as a message about our setting calls it: by the word that was written, with what it means there."""
+        return f"{self.key} ({name} here{'; there ' + self.note if self.note else ''})"
 
 
 def joined(*tables: Words) -> dict[str, tuple[Spelling, ...]]:
@@ -73,6 +79,14 @@ def truth(value: Any) -> bool:
     if text in ("false", "0", "no", "off", "none"):
         return False
     raise ValueError(f"expected true or false, got {value!r}")
+
+
+def switched(words: Mapping[str, Any], key: str) -> bool:
+    """Whether a yes/no key is given and on; for keys that are read together, where nobody else knows which is wrong."""
+    try:
+        return key in words and truth(words[key])
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
 
 
 def absent(value: Any) -> bool:
@@ -127,8 +141,11 @@ def refuse(key: str, why: str, *neutral: Any) -> Spelling:
 
 def whole(value: Any) -> int:
     """A count, also as text."""
-    number = float(value)
-    if number != int(number):
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.5
+    if not number.is_integer():
         raise ValueError(f"expected a whole number, got {value!r}")
     return int(number)
 

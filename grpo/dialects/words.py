@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.dialects.spelling import Settings, Spelling, choice, refuse, truth, whole
+from grpo.dialects.spelling import Settings, Spelling, choice, refuse, switched, truth, whole
 
 OWN = "own"
 """Our own names, where every other word has been translated already: what a run folder keeps."""
@@ -46,7 +46,7 @@ _level = choice(
 def reference(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
     """sync_ref_model is a switch: off, the keys beside it mean nothing; on, it adds nothing to them."""
     switch = words.get("sync_ref_model")
-    if switch is not None and not truth(switch):
+    if switch is not None and not switched(words, "sync_ref_model"):
         return {"sync_ref_model": {"ref_sync_steps": None, "ref_mixup_alpha": 1.0}}
     if switch is not None and "ref_model_sync_steps" not in words:
         raise ValueError("sync_ref_model=true needs ref_model_sync_steps: every how many steps")
@@ -113,6 +113,19 @@ def _starts(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Sett
     return {"num_group_envs": {"groups_per_step": whole(words["num_group_envs"]) * times}}
 
 
+def _whitening(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
+    """advantage_epsilon is what normalize_advantages adds to the deviation that it divides by."""
+    if "normalize_advantages" not in words:
+        raise ValueError("advantage_epsilon is read with normalize_advantages=True, which is off here; add it")
+    if not switched(words, "normalize_advantages"):
+        return {"normalize_advantages": {"whiten": "none"}}
+    epsilon = words.get("advantage_epsilon", 1e-8)
+    found: dict[str, Settings] = {
+        "normalize_advantages": {"whiten": "rows", "whiten_ddof": 0.0, "whiten_eps": epsilon, "whiten_root": False}
+    }
+    return found | ({"advantage_epsilon": {"whiten_eps": epsilon}} if "advantage_epsilon" in words else {})
+
+
 SYSTEMS: dict[str, tuple[Spelling, ...]] = {
     "grpo": (
         Spelling("batch_size", "groups_per_minibatch", "1024 states an optimizer step; ours: all that were given"),
@@ -120,13 +133,9 @@ SYSTEMS: dict[str, tuple[Spelling, ...]] = {
             "normalize_advantages",
             "whiten",
             "true (batch std); ours false: A = r − mean, as its own document says",
-            lambda value: (
-                {"whiten": "rows", "whiten_ddof": 0.0, "whiten_eps": 1e-8, "whiten_root": False}
-                if truth(value)
-                else {"whiten": "none"}
-            ),
+            together=_whitening,
         ),
-        Spelling("advantage_epsilon", "whiten_eps", "1e-8"),
+        Spelling("advantage_epsilon", "whiten_eps", "1e-8; read with normalize_advantages", together=_whitening),
         Spelling("reference_update_freq", "ref_sync_steps", "1: the reference is overwritten every step; ours: never"),
     ),
     "rlinf": (

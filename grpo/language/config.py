@@ -10,16 +10,16 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr
 
 from grpo.blocks import Blocks, extended
-from grpo.config import ConfigError, GRPOConfig, one_line
-from grpo.dialects import SYSTEMS, Translation, Words, joined
+from grpo.config import ConfigError, GRPOConfig
+from grpo.dialects import SYSTEMS, Translation, Words, joined, key_of
 from grpo.language.compat.dialect import WORDS
 from grpo.language.engines import Sampling
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
-from grpo.run.dialect import translate_run
+from grpo.run.dialect import RUN_NAMES, run_config, translate_run
 
 BLOCKS: Blocks = {
     "model": (
@@ -241,9 +241,9 @@ class LanguageConfig(GRPOConfig):
         given = settings if output_dir is None else {"output_dir": output_dir, **settings}
         try:
             given, run, translations = translate_run(given)
-            RunConfig(**run)
-        except ValidationError as error:
-            raise ConfigError("run." + one_line(error)) from None
+            run_config(run, translations)
+        except ConfigError:
+            raise
         except ValueError as error:
             raise ConfigError(str(error)) from None
         super().__init__(_dialect=_dialect, **given)
@@ -270,7 +270,16 @@ class LanguageConfig(GRPOConfig):
         """These settings with some changed."""
         changed = super().but(**settings)
         changed._run = self._run | changed._run
+        changed._run_translations = [*changed._run_translations, *self._run_translations]
         return changed
+
+    def __getattr__(self, name: str) -> Any:
+        if name in RUN_NAMES:
+            return getattr(self.run, name)
+        for item in () if name.startswith("_") else self._run_translations:
+            if key_of(item.key) == name:
+                return item.value
+        return super().__getattr__(name)
 
     @property
     def sampling(self) -> Sampling:

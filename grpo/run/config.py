@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
-from grpo.config import ConfigError
+from grpo.config import ConfigError, Worded
 
 ENDLESS = 10**9
 """Steps of a run that something else ends."""
@@ -20,7 +20,7 @@ _ARGUMENTS = {
 }
 
 
-class RunConfig(BaseModel):
+class RunConfig(Worded):
     """How a run is carried out: nothing here changes what is learned."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
+from grpo.config import ConfigError, wrong_values
 from grpo.dialects import Settings, Spelling, Translation, interpret, key_of
-from grpo.dialects.spelling import absent, given, spelled, truth, whole
+from grpo.dialects.spelling import absent, given, spelled, switched, truth, whole
 from grpo.run.config import RunConfig
 
 RUN_NAMES = tuple(name for name in RunConfig.model_fields if name not in ("name", "trackers"))
@@ -42,8 +45,7 @@ def _strategy(name: str, never: Settings, remedy: str) -> Callable[[Any], Settin
 def _trackers(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
     """Trackers from report_to, use_wandb and our own word, in one list; none beside some is a contradiction."""
     lists = {key: _listed(key, value) for key, value in words.items() if key != "use_wandb"}
-    wandb = "use_wandb" in words and truth(words["use_wandb"])
-    if wandb:
+    if switched(words, "use_wandb"):
         lists["use_wandb"] = ("wandb",)
     none = [key for key, names in lists.items() if not names]
     if none and any(lists.values()):
@@ -128,3 +130,14 @@ def translate_run(settings: Mapping[str, Any]) -> tuple[Settings, Settings, list
     about = {raw: value for raw, value in settings.items() if key_of(raw) in known or key_of(raw) in RUN_NAMES}
     run, soft, done = interpret(about, known, {})
     return {raw: value for raw, value in settings.items() if raw not in about}, soft | run, done
+
+
+def run_config(run: Mapping[str, Any], translations: Iterable[Translation] = ()) -> RunConfig:
+    """How a run is carried out; a value that cannot be is told by the word it was given as."""
+    try:
+        return RunConfig(**run)
+    except ValidationError as error:
+        wrong = {f"run.{name}": finding for name, finding in wrong_values(error).wrong.items()}
+    told = "; ".join(f"{name}: {finding}" for name, finding in wrong.items())
+    written = {f"run.{name}": item.said(f"run.{name}") for item in translations for name in item.settings}
+    raise ConfigError(told, wrong=wrong).calling(written)
