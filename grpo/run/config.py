@@ -15,8 +15,8 @@ ENDLESS = 10**9
 """Steps of a run that something else ends."""
 
 _ARGUMENTS = {
-    *("checkpoint_every", "keep_last", "keep_best", "best_by", "evaluate_every", "failure_budget"),
-    *("sample_every", "log_every", "trackers", "project"),
+    *("checkpoint_every", "checkpoint_minutes", "keep_last", "keep_best", "best_by", "evaluate_every"),
+    *("failure_budget", "sample_every", "log_every", "trackers", "project"),
 }
 
 
@@ -35,6 +35,9 @@ class RunConfig(Worded):
     """The run's folder; {name}, {task}, {timestamp} and {seed} are filled in."""
     checkpoint_every: int | None = Field(25, ge=1)
     """Steps between checkpoints; None: the last alone, which is always saved."""
+    checkpoint_minutes: float | None = Field(10.0, ge=0)
+    """Minutes without one after which a checkpoint is saved too, and so is the first step where the next would come
+    later than that; 0 or None: never. These are no candidates for the best."""
     keep_last: int | None = Field(2, ge=1)
     """Newest checkpoints that are kept; None: all."""
     keep_best: int = Field(1, ge=0)

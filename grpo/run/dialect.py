@@ -16,6 +16,8 @@ RUN_NAMES = tuple(name for name in RunConfig.model_fields if name not in ("name"
 """Our own that are taken as they are. Not `name`, which is too plain a word outside a `run:` block; `trackers` is one
 of several words for one list."""
 
+_NO_SAVES: Settings = {"checkpoint_every": None, "checkpoint_minutes": None}
+
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
@@ -91,7 +93,7 @@ RUN = (
         "save_strategy",
         "checkpoint_every",
         "steps; no: the last alone, which is always saved",
-        _strategy("save_strategy", {"checkpoint_every": None}, "use save_steps (run.checkpoint_every)"),
+        _strategy("save_strategy", _NO_SAVES, "use save_steps (run.checkpoint_every)"),
     ),
     Spelling(
         "save_total_limit",

@@ -18,6 +18,7 @@ are written while training goes on; the last one, and whatever reads them, waits
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -31,6 +32,7 @@ from grpo.run.folder import RunFolder
 from grpo.run.lock import locked
 from grpo.run.output import standing
 from grpo.run.progress import SHOWN, Progress, make_progress
+from grpo.run.saving import Waited
 from grpo.run.session import Session
 from grpo.run.signals import StopSignals
 from grpo.run.stepping import Stepping, Summary
@@ -46,6 +48,8 @@ class Options:
 
     checkpoint_every: int | None = 50
     """Steps between checkpoints; None: the last alone, which is always saved."""
+    checkpoint_minutes: float | None = 10.0
+    """Minutes after which one is saved even so; 0 or None: never."""
     keep_last: int | None = 2
     """Newest checkpoints that stay; None: all."""
     keep_best: int = 0
@@ -76,6 +80,9 @@ class Options:
     """Whether curve.png is drawn at the end."""
     at: Callable[[str], None] | None = None
     """Told each point of a save (`checkpoint.POINTS`) and each step's beginning (`step`): for tests."""
+
+    clock: Callable[[], float] = time.monotonic
+    """Seconds from anywhere, for `checkpoint_minutes`."""
 
     def __post_init__(self) -> None:
         """What cannot be."""
@@ -147,6 +154,7 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
     """Step after step, until there are enough, or somebody or something ends it."""
     trainer = session.trainer
     judged_by_evaluation = bool(how.keep_best) and how.best_by.removeprefix("-").startswith("eval/")
+    every, waited = min(how.checkpoint_every or steps, steps), Waited(how.checkpoint_minutes, how.clock)
     while session.reason is None and trainer.steps_done < steps and asked.reason is None:
         report = session.step()
         if report is None:
@@ -160,8 +168,10 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         session.count_failures(report)
         if how.stop is not None and how.stop(report):
             session.end("stopped")
-        if _due(report.step, how.checkpoint_every or steps) or (due and judged_by_evaluation):
-            session.save()  # only what was evaluated can be the best
+        planned = _due(report.step, every) or (due and judged_by_evaluation)  # only what was evaluated can be the best
+        if planned or (report.step < steps and waited.too_long(every - 1 if report.step == 1 else 0)):
+            session.save(planned=planned)
+            waited.restart()
 
 
 def _shown(

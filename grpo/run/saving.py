@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -78,6 +79,22 @@ class Saving:
             raise publication.error
         else:
             self.step, self._failures = publication.step, 0
+
+
+class Waited:
+    """The time since the last checkpoint: a run that is cut must not lose more of it than `minutes`."""
+
+    def __init__(self, minutes: float | None, clock: Callable[[], float]) -> None:
+        self._limit, self._clock = 60 * minutes if minutes else math.inf, clock
+        self.restart()
+
+    def restart(self) -> None:
+        """There is one."""
+        self._since = self._clock()
+
+    def too_long(self, ahead: int) -> bool:
+        """Whether it is more than that, or would be after so many further stretches as long as this one."""
+        return (self._clock() - self._since) * (1 + ahead) >= self._limit
 
 
 class _Publication(threading.Thread):

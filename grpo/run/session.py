@@ -178,14 +178,17 @@ class Session(Stepping):
         """Why the loop ends; None: it goes on."""
         return "unsaved" if self.saving.given_up else super().reason
 
-    def save(self, last: bool = False) -> None:
-        """A checkpoint of the step just done, published while training goes on; the last one before this returns."""
+    def save(self, last: bool = False, planned: bool = True) -> None:
+        """A checkpoint of the step just done, published while training goes on; the last one before this returns.
+
+        One that was not planned is never the best: which one is must not depend on the clock.
+        """
         with self.watch("checkpoint"):
             self.saving.settle()
             step = self.trainer.steps_done
             if self.saving.step == step or step == 0 or (self.reason is not None and not last):
                 return
-            state, score = self.trainer.state(), self._score(step)
+            state, score = self.trainer.state(), self._score(step) if planned else None
             self.saving.save(checkpoint.snapshot(state, step, settings=self.settings, score=score), last)
 
     def __enter__(self) -> Session:

@@ -169,7 +169,7 @@ class Stepping:
     def sample(self, report: StepReport, groups: int | None) -> None:
         """Groups to look at."""
 
-    def save(self, last: bool = False) -> None:
+    def save(self, last: bool = False, planned: bool = True) -> None:
         """A checkpoint."""
 
     def close(self, curve: bool) -> None:

@@ -55,7 +55,7 @@ def test_every_setting_of_the_run_has_a_word_here():
         ({"steps": 7, "max_steps": "7"}, {"steps": 7}),
         ({"run_name": "a"}, {"name": "a"}),
         ({"save_steps": 50.0, "save_strategy": "steps"}, {"checkpoint_every": 50}),
-        ({"save_strategy": "no"}, {"checkpoint_every": None}),
+        ({"save_strategy": "no"}, {"checkpoint_every": None, "checkpoint_minutes": None}),
         ({"save_total_limit": None}, {"keep_last": None}),
         ({"eval_steps": 5, "eval_strategy": "steps"}, {"evaluate_every": 5}),
         ({"eval_strategy": False}, {"evaluate_every": None}),  # what YAML makes of `no`

@@ -242,3 +242,48 @@ def test_a_run_may_stop_at_what_it_was_evaluated_at(tmp_path):
     summary, trainer, _, _ = leaving_run(tmp_path / "run", stop=enough)
     assert (summary.reason, summary.step, summary.metrics["eval/score"]) == ("stopped", 4, 9.0)
     assert trainer.source.shown[0][0] == 4
+
+
+class Clock:
+    """Seconds that pass only when a step is done."""
+
+    def __init__(self, seconds_a_step):
+        self.now, self._step = 0.0, seconds_a_step
+
+    def __call__(self):
+        return self.now
+
+    def passes(self, point):
+        self.now += self._step * (point == "step")
+
+
+def _saved_at(path, seconds_a_step, **options):
+    clock = Clock(seconds_a_step)
+    at = {"clock": clock, "at": clock.passes, "keep_last": None}
+    train(path, 9, **at | options)
+    return sorted(int(found.name.removeprefix("step-")) for found in (path / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    "seconds, options, expected",
+    [
+        (299, {}, [1, 4, 7, 9]),  # three steps are more than ten minutes, and so are nine like the first
+        (700, {}, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        (60, {}, [9]),
+        (70, {}, [1, 9]),
+        (299, {"checkpoint_every": 2}, [2, 4, 6, 8, 9]),
+        (299, {"checkpoint_minutes": 20}, [1, 6, 9]),
+        (700, {"checkpoint_minutes": 0}, [9]),
+        (700, {"checkpoint_minutes": None}, [9]),
+    ],
+)
+def test_checkpoints_by_the_clock(seconds, options, expected, tmp_path):
+    assert _saved_at(tmp_path / "run", seconds, **{"checkpoint_every": None} | options) == expected
+
+
+def test_checkpoints_by_the_clock_change_nothing_else(tmp_path):
+    """Nor which one is the best, though every step is saved here."""
+    best = {"checkpoint_every": 4, "keep_best": 1, "keep_last": 1}
+    assert _saved_at(tmp_path / "slow", 700, **best) == _saved_at(tmp_path / "quick", 0, **best)
+    files = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("slow", "quick")]
+    assert files[0] == files[1]
