@@ -75,6 +75,7 @@ def _run(words: list[str]) -> tuple[int, bool]:
 
 Command = Callable[..., argparse.ArgumentParser]
 """Makes a command's parser: its name, function, summary and usage."""
+TRUST = "run code that lies inside of the run folder, too: only where you know who made it"
 SETTINGS = "PRESET|FILE … [--setting value …]"
 
 
@@ -109,6 +110,7 @@ def _train_words(command: Command) -> None:
         "-h", "--help", action="store_true", dest="explain", help="show this, with the settings that matter first"
     )
     train.add_argument("--resume", metavar="FOLDER", help="go on with a run exactly where it stopped")
+    train.add_argument("--trust", action="store_true", help=f"with --resume: {TRUST}")
     _settings_words(train)
     train.add_argument(
         "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
@@ -142,6 +144,7 @@ def _words_about_a_run(command: Command) -> None:
     for made in (looked, talked, exported):
         made.add_argument("folder", type=Path, metavar="RUN", help="a run folder, e.g. runs/cartpole-20261115-101500")
         made.add_argument("--checkpoint", default="best", help="best (by evaluation), last, or a step's number")
+        made.add_argument("--trust", action="store_true", help=TRUST)
     prompts = looked.add_argument_group("language models")
     prompts.add_argument("--dataset", metavar="FILE", help="held-out rows, a file or a hub id (the run's own)")
     prompts.add_argument("--samples", type=_count, metavar="K", help="answers to each prompt; 1: the likeliest tokens")
@@ -199,7 +202,9 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     if arguments.resume:
         if arguments.presets or arguments.configs:
             raise ValueError("--resume takes its settings from the run folder; leave the presets out")
-        return resume(Path(arguments.resume), _flags(arguments.set, rest))
+        return resume(Path(arguments.resume), _flags(arguments.set, rest), arguments.trust)
+    if arguments.trust:
+        raise ValueError("--trust is for --resume: what you name yourself runs without it; leave it out")
     return start(_resolved(arguments, rest))
 
 
@@ -236,17 +241,19 @@ def _eval(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     if _language(
         a, for_prompts=("dataset", "samples", "limit"), for_others=("episodes", "sampled", "render", "video", "seed")
     ):
-        print(look.evaluate_prompts(a.folder, a.checkpoint, a.dataset, a.samples, a.limit, a.json))
+        print(look.evaluate_prompts(a.folder, a.checkpoint, a.dataset, a.samples, a.limit, a.json, a.trust))
         return OK
     video = None if a.video is None else a.video or str(a.folder / "eval.mp4")
-    print(look.evaluate(a.folder, a.checkpoint, a.episodes or 20, not a.sampled, a.seed, a.json, a.render, video))
+    shown = (a.json, a.render, video)
+    print(look.evaluate(a.folder, a.checkpoint, a.episodes or 20, not a.sampled, a.seed, *shown, a.trust))
     return OK
 
 
 def _chat(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from grpo.app.look import talk
 
-    talk(arguments.folder, arguments.checkpoint, arguments.system, arguments.temperature, arguments.message)
+    a = arguments
+    talk(a.folder, a.checkpoint, a.system, a.temperature, a.message, a.trust)
     return OK
 
 
@@ -255,9 +262,9 @@ def _export(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
     a = arguments
     if _language(a, for_prompts=("to", "merge"), for_others=("onnx",)):
-        print(look.save_model(a.folder, a.checkpoint, a.to or a.folder / "model", a.merge))
+        print(look.save_model(a.folder, a.checkpoint, a.to or a.folder / "model", a.merge, a.trust))
     else:
-        print(look.export(a.folder, a.checkpoint, a.onnx or a.folder / "policy.onnx"))
+        print(look.export(a.folder, a.checkpoint, a.onnx or a.folder / "policy.onnx", a.trust))
     return OK
 
 

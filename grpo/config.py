@@ -6,7 +6,8 @@ are given by name, in our spelling or another system's (`grpo.dialects`). What i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -32,7 +33,7 @@ from grpo.recipes import recipe as row
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "Worded", "wrong_values"]
+__all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "NamedCode", "Worded", "wrong_values"]
 
 MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch")
 """Sizes of a minibatch, in what it is made of."""
@@ -48,6 +49,26 @@ BLOCKS: Blocks = {
     "algorithm": ("loss_type", "old_logp", "ref_sync_steps", "ref_mixup_alpha", *column_types()),
 }  # fmt: skip
 """Block → settings, of what every domain shares."""
+
+
+@dataclass(frozen=True)
+class NamedCode:
+    """A word of the settings that makes code run."""
+
+    setting: str
+    word: str
+    kind: Literal["name", "argument", "model"] = "name"
+    """It names code (file.py:name, module:name, an id) · it is an argument of another library, which may load some for
+    it · it is a model that brings its own."""
+
+    @classmethod
+    def all_of(cls, setting: str, value: Any) -> Iterator[NamedCode]:
+        """Every text in a setting: any of them may name code."""
+        if isinstance(value, str):
+            yield cls(setting, value)
+        inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        for item in inside:
+            yield from cls.all_of(setting, item)
 
 
 class Worded(BaseModel):
@@ -201,6 +222,10 @@ class GRPOConfig(Worded):
     def title(self, given: Collection[str], preset: str) -> str:
         """What a person would call a run with these settings; `given`: those that no preset brought."""
         return preset
+
+    def named_code(self) -> Iterator[NamedCode]:
+        """What in these settings makes code run that is not this library's."""
+        yield from ()
 
     def but(self, **settings: Any) -> Self:
         """These settings with some changed."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from grpo.app.settings import Layer, Resolved, flag_layer, layer, resolve
+from grpo.app.trust import expect_trusted
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
 from grpo.errors import SamplesFailed
@@ -34,6 +35,8 @@ class Task:
     module: str
     config: str
     make: str = "make_trainer"
+    speaker: str = ""
+    """Module and function that make one which needs no reward; empty: the same."""
     extra: str = ""
     """What `pip install 'anygrpo[…]'` must bring first."""
     dialect: str = "dreamer"
@@ -52,6 +55,13 @@ class Task:
         make: Callable[[Any], GRPOTrainer] = self._named(self.make)
         return make(config)
 
+    def unjudged(self, config: GRPOConfig) -> GRPOTrainer:
+        """The room's trainer without what judges it: nothing is learned or evaluated."""
+        self.expect_whole(config)
+        module, _, name = self.speaker.partition(":")
+        make: Callable[[Any], GRPOTrainer] = self._named(name or self.make, module)
+        return make(config)
+
     def front_door(self) -> Any:
         """The room's trainer class, for what a configuration alone cannot say."""
         return self._named("GRPOTrainer")
@@ -62,10 +72,10 @@ class Task:
             if not getattr(config, name):
                 raise ConfigError(f"no {name} was named; {remedy}")
 
-    def _named(self, name: str) -> Any:
+    def _named(self, name: str, module: str = "") -> Any:
         """Something of the room; loading it brings its libraries along."""
         try:
-            return getattr(import_module(self.module), name)
+            return getattr(import_module(module or self.module), name)
         except ModuleNotFoundError as error:
             if not self.extra or (error.name or "").startswith("grpo"):
                 raise
@@ -79,6 +89,7 @@ TASKS = {
         "grpo.language",
         "LanguageConfig",
         extra="language",
+        speaker="grpo.language.trainer:make_speaker",
         dialect="trl",
         needs=(
             ("model", "give --model with a hub id, a folder or a .gguf file"),
@@ -112,28 +123,38 @@ def start(resolved: Resolved) -> int:
     return _guarded(begin)
 
 
-def resume(path: Path, flags: Sequence[tuple[str, str]]) -> int:
-    """Go on with a run exactly where it stopped; flags may change how it is carried out, not what is learned."""
+def resume(path: Path, flags: Sequence[tuple[str, str]], trust: bool = False) -> int:
+    """Go on with a run exactly where it stopped; flags may change how it is carried out, not what is learned.
+
+    trust: also where that runs code which lies inside of the folder.
+    """
 
     def go_on() -> Summary:
         folder = RunFolder.open(path)
         flagged = flag_layer(flags)
         if "logdir" in flagged.run:
             raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
-        resolved = saved_settings(folder, flagged)
+        resolved = saved_settings(folder, flagged, trust=trust)
         return _run(resolved, _named(resolved), folder, resume=True)
 
     return _guarded(go_on)
 
 
-def saved_settings(folder: RunFolder, *further: Layer) -> Resolved:
-    """The settings of a run, from its folder."""
+def saved_settings(folder: RunFolder, *further: Layer, trust: bool = False, unused: Collection[str] = ()) -> Resolved:
+    """The settings of a run, from its folder; without `trust`, none that run code which came with it.
+
+    unused: settings whose code will not be loaded.
+    """
     saved = {key: value for key, value in folder.config.items() if key != "resolved"}
     if saved.get("task") not in (None, *TASKS):
         raise ConfigError(
             f"{folder.path}: a script made this run, with a policy of its own; call train(folder=…) there to go on"
         )
-    return resolve([layer({"dialect": OWN, **saved}, f"{folder.path}/config.json"), *further], configs())
+    own = layer({"dialect": OWN, **saved}, str(folder.path / "config.json"))
+    resolved = resolve([own, *further], configs())
+    if not trust:
+        expect_trusted(resolved, folder.path, unused)
+    return resolved
 
 
 def _guarded(job: Callable[[], Summary]) -> int:

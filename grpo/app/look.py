@@ -20,20 +20,27 @@ FRESH = 1_000_000
 """Added to a run's seed for starts that its own evaluations, which chose the best checkpoint, have not seen."""
 
 
-def trained(path: Path, which: str = "best") -> tuple[GRPOTrainer, checkpoint.Checkpoint]:
-    """The trainer of a run as one of its checkpoints left it: best, last, or a step's number."""
+def trained(
+    path: Path, which: str = "best", *, judged: bool = True, trust: bool = False
+) -> tuple[GRPOTrainer, checkpoint.Checkpoint]:
+    """The trainer of a run as one of its checkpoints left it: best, last, or a step's number.
+
+    judged: with its rewards, which saving and talking do not need. trust: also where that runs code which lies inside
+    of the folder.
+    """
     if which not in ("best", "last") and not which.isdigit():
         raise ConfigError(f"--checkpoint {which}: give best, last or the number of a step")
     try:
         folder = RunFolder.open(path)
-        resolved = saved_settings(folder)
+        resolved = saved_settings(folder, trust=trust, unused=() if judged else ("rewards",))
         found = checkpoint.best(folder) if which == "best" else None
         found = found or checkpoint.resume_point(folder, int(which) if which.isdigit() else None)
     except FolderError as error:
         raise ConfigError(str(error)) from None
     if found is None:
         raise ConfigError(f"{path} has no checkpoint yet; train longer, or lower run.checkpoint_every")
-    trainer = TASKS[resolved.task].trainer(resolved.config)
+    task = TASKS[resolved.task]
+    trainer = task.trainer(resolved.config) if judged else task.unjudged(resolved.config)
     if isinstance(trainer.source, ChecksData):
         trainer.source.same_data = False  # looking is not going on
     try:
@@ -54,10 +61,16 @@ def task_of(path: Path) -> str:
 
 
 def evaluate_prompts(
-    path: Path, which: str, dataset: str | None, samples: int | None, limit: int | None, as_json: bool
+    path: Path,
+    which: str,
+    dataset: str | None,
+    samples: int | None,
+    limit: int | None,
+    as_json: bool,
+    trust: bool = False,
 ) -> str:
     """A trained model's answers to held-out prompts: accuracy, pass@k and rewards with 95 % intervals, or JSON."""
-    trainer, saved = trained(path, which)
+    trainer, saved = trained(path, which, trust=trust)
     with closing(trainer.source):
         if not isinstance(trainer, EvaluatesPrompts):
             raise ConfigError(f"{path}: this task has no prompts to answer")
@@ -83,9 +96,10 @@ def evaluate(
     as_json: bool,
     render: bool,
     video: str | None,
+    trust: bool = False,
 ) -> str:
     """Fresh episodes of a trained policy: a table with 95 % intervals, or JSON."""
-    trainer, saved = trained(path, which)
+    trainer, saved = trained(path, which, trust=trust)
     with closing(trainer.source):
         if not isinstance(trainer, EvaluatesEpisodes):
             raise ConfigError(f"{path}: this task has nothing to evaluate")
@@ -119,9 +133,9 @@ def _table(rows: list[dict[str, Any]]) -> str:
     )
 
 
-def export(path: Path, which: str, target: Path) -> str:
+def export(path: Path, which: str, target: Path, trust: bool = False) -> str:
     """The policy as an ONNX file, checked against the original."""
-    trainer, found = trained(path, which)
+    trainer, found = trained(path, which, judged=False, trust=trust)
     with closing(trainer.source):
         if not isinstance(trainer, Exports):
             raise ConfigError(f"{path}: this task has no policy that can be exported")
@@ -132,9 +146,9 @@ def export(path: Path, which: str, target: Path) -> str:
     return f"{made}: the policy of step {found.step}, checked with onnxruntime"
 
 
-def save_model(path: Path, which: str, target: Path, merge: bool) -> str:
+def save_model(path: Path, which: str, target: Path, merge: bool, trust: bool = False) -> str:
     """The model as a folder that transformers (or PEFT) loads."""
-    trainer, found = trained(path, which)
+    trainer, found = trained(path, which, judged=False, trust=trust)
     with closing(trainer.source):
         if not isinstance(trainer, SavesModel):
             raise ConfigError(f"{path}: this task has no model that can be saved")
@@ -145,9 +159,16 @@ def save_model(path: Path, which: str, target: Path, merge: bool) -> str:
 # --- talking --------------------------------------------------------------------------------------------------------
 
 
-def talk(path: Path, which: str, system: str | None, temperature: float | None, message: str | None) -> None:
+def talk(
+    path: Path,
+    which: str,
+    system: str | None,
+    temperature: float | None,
+    message: str | None,
+    trust: bool = False,
+) -> None:
     """A conversation on the terminal, with a run's model or one that `save_model` wrote; one message: its answer."""
-    speaker = _speaker(path, which)
+    speaker = _speaker(path, which, trust)
     drawn = {} if temperature is None else {"temperature": temperature}
     beginning = [] if system is None else [{"role": "system", "content": system}]
     try:
@@ -181,12 +202,12 @@ def _line() -> str | None:
         return None
 
 
-def _speaker(path: Path, which: str) -> Any:
+def _speaker(path: Path, which: str, trust: bool) -> Any:
     """A trainer that can reply: of a run, or around the model in a folder."""
     if (path / "run.json").exists():
         if task_of(path) != "language":
             raise ConfigError(f"{path}: the task {task_of(path)} has nobody to talk to")
-        return trained(path, which)[0]
+        return trained(path, which, judged=False, trust=trust)[0]
     adapter = path / "adapter_config.json"
     if not adapter.exists() and not (path / "config.json").exists():
         raise ConfigError(f"{path} is no run folder, nor a model's folder that save_model wrote")

@@ -27,6 +27,8 @@ from grpo.run.dialect import RUN, run_config, translate_run
 ALGORITHM_DIALECT = "rlinf"
 """What an `algorithm:` block is written in unless it says otherwise."""
 
+COMMAND_LINE = "command line"
+"""Where flags come from."""
 DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
 
 
@@ -172,7 +174,7 @@ def flag_layer(flags: Iterable[tuple[str, Any]]) -> Layer:
         made = typed(key, value) if isinstance(value, str) and value[:1] in ("[", "{") else value
         before = target.get(name)
         target[name] = made if name not in target else Repeated([*_several(before), *_several(made)])
-    return replace(layer(raw, "command line"), leaf=typed)
+    return replace(layer(raw, COMMAND_LINE), leaf=typed)
 
 
 def typed(key: str, word: Any) -> Any:

@@ -6,13 +6,13 @@ group, batch-std scaling, many passes that stop when the policy has moved far en
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from grpo.blocks import Blocks, extended
-from grpo.config import ConfigError, GRPOConfig
+from grpo.config import ConfigError, GRPOConfig, NamedCode
 from grpo.control.dialect import WORDS
 from grpo.dialects import SYSTEMS, Words, joined
 from grpo.envs.rules import EpisodeRules
@@ -189,6 +189,11 @@ class ControlConfig(GRPOConfig):
     def title(self, given: Collection[str], preset: str) -> str:
         """After its environment, if that is not the preset's."""
         return self.env if "env" in given else preset
+
+    def named_code(self) -> Iterator[NamedCode]:
+        """The environment, those it may be told to make, and an expert."""
+        for setting in ("env", "env_kwargs", "warm_start"):
+            yield from NamedCode.all_of(setting, dict(self)[setting])
 
     @property
     def judged_by(self) -> str | None:

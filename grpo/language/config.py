@@ -6,14 +6,14 @@ concerns the run goes to `config.run`, everything else becomes one of the names 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
 from grpo.blocks import Blocks, extended
-from grpo.config import ConfigError, GRPOConfig
+from grpo.config import ConfigError, GRPOConfig, NamedCode
 from grpo.dialects import SYSTEMS, Translation, Words, joined, key_of
 from grpo.language.compat.dialect import WORDS
 from grpo.language.engines import Sampling
@@ -49,6 +49,18 @@ BLOCKS: Blocks = {
     "hub": ("push_to_hub", "hub_model_id", "hub_private"),
 }  # fmt: skip
 """The room's own."""
+
+PLAIN_MODEL = {
+    "device_map", "dtype", "local_files_only", "low_cpu_mem_usage", "max_memory", "rope_scaling", "rope_theta",
+    "subfolder", "torch_dtype", "use_cache", "use_safetensors", "variant",
+}  # fmt: skip
+"""Arguments of from_pretrained for which nothing is run; `weights_only: false` would unpickle."""
+PLAIN_ENGINE = {
+    "base_url", "block_size", "deadline", "dtype", "enable_prefix_caching", "enforce_eager", "folder",
+    "gpu_memory_utilization", "kv_cache_dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "seed",
+    "swap_space", "tensor_parallel_size",
+}  # fmt: skip
+"""Arguments of vLLM for which nothing is run; `worker_extension_cls` would be imported."""
 
 
 class LanguageConfig(GRPOConfig):
@@ -265,6 +277,23 @@ class LanguageConfig(GRPOConfig):
         data = Path(self.dataset).stem if "dataset" in given else ""
         model = Path(self.model).name if "model" in given else ""
         return preset or data or model
+
+    def named_code(self) -> Iterator[NamedCode]:
+        """Rewards, tools, an environment; models that bring their own, and what is handed on to their libraries."""
+        from grpo.language.rewards.builtin import BUILTIN  # here: settings are read where no reward is
+
+        own = [word for word in self.rewards if word.partition(":")[0] not in BUILTIN]
+        for setting, value in (("rewards", own), ("tools", self.tools), ("environment", self.environment)):
+            yield from NamedCode.all_of(setting, value)
+        if self.trust_remote_code:
+            for word in (self.model, self.tokenizer, *own):
+                if word and ":" not in word:
+                    yield NamedCode("trust_remote_code", word, "model")
+        passed = {"model_kwargs": self.model_kwargs.keys() - PLAIN_MODEL}
+        passed["engine_kwargs"] = self.engine_kwargs.keys() - PLAIN_ENGINE if self.engine == "vllm" else set()
+        for setting, names in passed.items():
+            for name in sorted(names):
+                yield NamedCode(setting, name, "argument")
 
     def but(self, **settings: Any) -> LanguageConfig:
         """These settings with some changed."""

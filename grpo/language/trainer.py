@@ -28,6 +28,8 @@ from grpo.language.config import LanguageConfig
 from grpo.language.evaluate import EVALUATION, Evaluation
 from grpo.language.model import output
 from grpo.language.model.warmup import warm_start
+from grpo.language.rewards.builtin import BUILTIN
+from grpo.language.rewards.lookup import Unloaded
 from grpo.language.samples import Message
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.source import PREFLIGHT, LanguageSource
@@ -294,6 +296,12 @@ class GRPOTrainer(RunTrainer):
 def make_trainer(config: LanguageConfig) -> GRPOTrainer:
     """The trainer of a configuration, as the command line makes it."""
     return GRPOTrainer(args=config)
+
+
+def make_speaker(config: LanguageConfig) -> GRPOTrainer:
+    """The same for a model that is only talked to or saved: rewards are named, none of their code is loaded."""
+    rewards = [word if word.partition(":")[0] in BUILTIN else Unloaded(word) for word in config.rewards]
+    return GRPOTrainer(args=config.but(rewards=()) if rewards else config, reward_funcs=rewards)
 
 
 def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from grpo.blocks import Blocks, extended
-from grpo.config import ConfigError, GRPOConfig
+from grpo.config import ConfigError, GRPOConfig, NamedCode
 from grpo.dialects import SYSTEMS, Words, joined
 from grpo.worldmodel.dialect import IN_RUN_BLOCK, WORDS
 from grpo.worldmodel.model.rssm import SIZES
@@ -195,6 +195,11 @@ class WorldModelConfig(GRPOConfig):
     def valued(self) -> bool:
         """Whether a critic is learned."""
         return self.actor != "group"
+
+    def named_code(self) -> Iterator[NamedCode]:
+        """The environment, and those it may be told to make."""
+        for setting in ("env", "env_kwargs"):
+            yield from NamedCode.all_of(setting, dict(self)[setting])
 
     @property
     def frozen_model(self) -> bool:

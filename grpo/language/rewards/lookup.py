@@ -33,6 +33,19 @@ class FromFile:
         return FromFile, (self.path, self.name)
 
 
+class Unloaded:
+    """A reward of which only the name is needed: whoever saves or talks to a model judges nothing."""
+
+    runs_here = True
+    """Nowhere, in fact: no worker is started for it."""
+
+    def __init__(self, word: str) -> None:
+        self.__name__ = os.path.basename(word.rpartition(":")[2].rstrip("/"))
+
+    def __call__(self, completion: str) -> float:
+        raise RuntimeError(f"{self.__name__}: this reward was not loaded")
+
+
 def find(word: str, settings: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The function a word names; None: it can only be a model."""
     from grpo.language.rewards.builtin import BUILTIN, make
