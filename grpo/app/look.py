@@ -13,6 +13,7 @@ from grpo.config import ConfigError
 from grpo.run import checkpoint
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
+from grpo.run.inside import expect_no_links
 from grpo.run.progress import printable
 from grpo.run.trainer import GRPOTrainer
 
@@ -152,7 +153,12 @@ def save_model(path: Path, which: str, target: Path, merge: bool, trust: bool = 
     with closing(trainer.source):
         if not isinstance(trainer, SavesModel):
             raise ConfigError(f"{path}: this task has no model that can be saved")
-        made = trainer.save_model(target, merge=merge)
+        try:
+            if target.is_relative_to(path):
+                expect_no_links(path)
+            made = trainer.save_model(target, merge=merge)
+        except FolderError as error:
+            raise ConfigError(str(error)) from None
     return f"{made}: the model of step {found.step}"
 
 

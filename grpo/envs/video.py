@@ -110,6 +110,7 @@ def write_video(frames: Iterable[np.ndarray], path: Path | str, fps: float) -> P
         raise EnvError(f"{path}: no frames to write" if first is None else f"{path}: {fps} frames a second")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.mp4")  # ffmpeg goes by the ending
+    temporary.unlink(missing_ok=True)  # left by a process of the same number, or put there
     height, width, _ = _checked(first, first.shape, path).shape
     command = [_ffmpeg(), "-v", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"]
     command += ["-r", str(fps), "-i", "-", "-c:v", "libx264", "-preset", "veryfast", "-pix_fmt", "yuv420p"]

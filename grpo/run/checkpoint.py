@@ -18,8 +18,8 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from grpo.protocols import State
-from grpo.run.files import FolderError, Row, dumps, read_json, sync_folder, write_atomic
+from grpo.run.files import DAMAGE, RESTORE, FolderError, Row, dumps, field, read_json, sync_folder
 from grpo.run.folder import SCHEMA, RunFolder, expect_schema, versions
+from grpo.run.inside import make_folder_inside, open_regular, remove_inside, rename_inside, write_inside
 
 POINTS = ("folder", "arrays", "state", "manifest", "rename", "pointer", "retention")
 """Where a save can be cut; `at` is called with the name once that much is done."""
 
 FILES = ("arrays.safetensors", "state.json")
+LARGEST_STATE = 1 << 30
+"""Bytes of state.json: counters and names, also of the files of a large replay."""
 HARMLESS = frozenset({"device", "rows_per_microbatch", "cuda_graphs", "torch_compile"})
 """Settings that may differ on resume: they change where, by what and in what portions the numbers are computed."""
 
@@ -103,10 +106,10 @@ def publish(
     """
     final = folder.checkpoints / f"step-{taken.step:08d}"
     temporary = folder.checkpoints / f"tmp-{final.name}"
-    if temporary.exists():
-        shutil.rmtree(temporary)
+    written = f"checkpoints/{temporary.name}"
+    remove_inside(folder.path, written)
     try:
-        temporary.mkdir()
+        make_folder_inside(folder.path, written)
         at("folder")
         _write_arrays(temporary / FILES[0], taken.arrays)
         at("arrays")
@@ -117,12 +120,13 @@ def publish(
         sync_folder(temporary)
         at("manifest")
         if final.exists():
-            _remove(final)
-        temporary.rename(final)
+            _remove(folder, final.name)
+        rename_inside(folder.path, written, final.name)
         sync_folder(folder.checkpoints)
         at("rename")
     except BaseException:  # also Ctrl-C: no half checkpoint stays
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            remove_inside(folder.path, written)
         raise
     point_to(folder, final)
     at("pointer")
@@ -148,31 +152,62 @@ def save(
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint, checking every hash; a damaged file is named."""
+    """Read a checkpoint, checking every hash; a damaged file is named. One that is newer than we are is no damage."""
     path = Path(path)
     if not (path / "manifest.json").is_file():
         raise CheckpointError(f"{path} has no manifest.json: it is no checkpoint, or an unfinished one")
-    manifest = _read(path / "manifest.json")
+    with _damage():
+        manifest = read_json(path / "manifest.json")
+        field(manifest, "schema", int, path / "manifest.json")
     expect_schema(manifest, path / "manifest.json")
+    with _damage():
+        _expect_whole(manifest, path / "manifest.json")
+        for name in FILES:
+            if not (path / name).is_file():
+                raise CheckpointError(f"{path / name} is missing")
+            if _hash(path / name) != manifest["sha256"][name]:
+                raise CheckpointError(f"{path / name} is damaged: it is not what the manifest was written for")
+        return Checkpoint(path, manifest["step"], _state(path), manifest)
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    """What cannot be read is a checkpoint that cannot be trusted."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FolderError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _expect_whole(manifest: Row, file: Path) -> None:
+    """As it was written, with every field that is asked for later."""
     if manifest.pop("self", None) != fingerprint(manifest):
-        raise CheckpointError(f"{path / 'manifest.json'} is damaged: it was changed after it was written")
+        raise CheckpointError(f"{file} is damaged: it was changed after it was written")
+    for name in ("sha256", "settings", "versions"):
+        field(manifest, name, dict, file)
     for name in FILES:
-        if not (path / name).is_file():
-            raise CheckpointError(f"{path / name} is missing")
-        if _hash(path / name) != manifest["sha256"][name]:
-            raise CheckpointError(f"{path / name} is damaged: it is not what the manifest was written for")
-    kept = _read(path / FILES[1])
+        field(manifest["sha256"], name, str, f"{file}: 'sha256'")
+    if field(manifest, "step", int, file) < 0:
+        raise CheckpointError(f"{file}: 'step' is {manifest['step']}; {RESTORE}")
+
+
+def _state(path: Path) -> State:
+    """What state.json and the arrays say together."""
+    file = path / FILES[1]
+    kept = read_json(file, LARGEST_STATE)
+    values, kinds = field(kept, "values", dict, file), field(kept, "arrays", dict, file)
     try:
         tensors = load_file(path / FILES[0])
-    except SafetensorError as error:
+    except (SafetensorError, *DAMAGE) as error:
         raise CheckpointError(f"{path / FILES[0]} cannot be read: {error}") from error
-    absent = sorted(set(kept["arrays"]) ^ set(tensors))
+    absent = sorted(set(kinds) ^ set(tensors))
     if absent:
         raise CheckpointError(f"{path / FILES[0]} and state.json disagree about {', '.join(absent[:3])}")
-    arrays = {
-        name: tensors[name].numpy() if kind == "numpy" else tensors[name] for name, kind in kept["arrays"].items()
-    }
-    return Checkpoint(path, int(manifest["step"]), State(kept["values"], arrays), manifest)
+    return State(
+        values, {name: tensors[name].numpy() if kind == "numpy" else tensors[name] for name, kind in kinds.items()}
+    )
 
 
 def resume_point(folder: RunFolder, step: int | None = None) -> Checkpoint | None:
@@ -215,21 +250,19 @@ def steps(folder: RunFolder) -> list[Path]:
 def sweep(folder: RunFolder, after: int) -> None:
     """Finish what a killed save left; put aside checkpoints of steps that will be done again."""
     for path in folder.checkpoints.glob("tmp-*"):
-        shutil.rmtree(path)
+        remove_inside(folder.path, f"checkpoints/{path.name}")
     for path in steps(folder):
         if _step(path) > after:
-            aside = path.with_name(f"aside-{path.name}")
-            if aside.exists():
-                shutil.rmtree(aside)
-            path.rename(aside)
-            folder.event(after, "checkpoint_set_aside", f"{path.name} is newer than step {after}, now {aside.name}")
+            aside = f"aside-{path.name}"
+            rename_inside(folder.path, f"checkpoints/{path.name}", aside)
+            folder.event(after, "checkpoint_set_aside", f"{path.name} is newer than step {after}, now {aside}")
     if found := steps(folder):
         point_to(folder, found[-1])
 
 
 def point_to(folder: RunFolder, path: Path) -> None:
     """Make `latest` name this checkpoint."""
-    write_atomic(folder.checkpoints / "latest", path.name + "\n")
+    write_inside(folder.path, "checkpoints/latest", path.name + "\n")
 
 
 def expect_same_settings(
@@ -312,13 +345,6 @@ def _write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     _sync(path)
 
 
-def _read(path: Path) -> Row:
-    try:
-        return read_json(path)
-    except FolderError as error:
-        raise CheckpointError(str(error)) from error
-
-
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     _sync(path)
@@ -331,7 +357,7 @@ def _sync(path: Path) -> None:
 
 def _hash(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -341,11 +367,11 @@ def _step(path: Path) -> int:
     return int(path.name.rpartition("-")[2])
 
 
-def _remove(path: Path) -> None:
+def _remove(folder: RunFolder, name: str) -> None:
     """Under a temporary name first: a removal that is cut must not leave a damaged checkpoint."""
-    doomed = path.with_name(f"tmp-old-{path.name}")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
+    doomed = f"tmp-old-{name}"
+    rename_inside(folder.path, f"checkpoints/{name}", doomed)
+    remove_inside(folder.path, f"checkpoints/{doomed}")
 
 
 def _retain(folder: RunFolder, keep_last: int | None, keep_best: int) -> None:
@@ -359,7 +385,7 @@ def _retain(folder: RunFolder, keep_last: int | None, keep_best: int) -> None:
         kept |= {path for _, path in ranked[-keep_best:]}
     for path in found:
         if path not in kept:
-            _remove(path)
+            _remove(folder, path.name)
 
 
 def _score_of(path: Path) -> Any:

@@ -32,13 +32,27 @@ from typing import Any
 
 import numpy as np
 
-from grpo.run.files import FolderError, Row, dumps, read_json, read_lines, write_atomic
+from grpo.run.files import (
+    DAMAGE,
+    RESTORE,
+    FolderError,
+    Row,
+    dumps,
+    field,
+    read_json,
+    read_lines,
+    write_atomic,
+)
+from grpo.run.inside import descriptor_inside, names_inside, open_inside, remove_inside, write_inside
 from grpo.run.redaction import Redactor
 
 __all__ = ["SCHEMA", "FolderError", "Row", "RunFolder", "metric_name", "number", "run_path", "versions"]
 
 SCHEMA = 1
 """Version of the layout above. Readers refuse a newer one."""
+_NUMBERS = (float, int, type(None))
+_SAMPLES = re.compile(r"step-(\d{1,15})(-.*)?\.\w+")
+"""A file of the samples: its step, and what a film is called besides."""
 
 
 class RunFolder:
@@ -101,7 +115,7 @@ class RunFolder:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """The settings that a resumption is to start from."""
-        write_atomic(self.path / "config.json", dumps(self.redactor.tree(_plain(config)), indent=2))
+        write_inside(self.path, "config.json", dumps(self.redactor.tree(_plain(config)), indent=2))
 
     def carried_out_otherwise(self, config: Mapping[str, Any]) -> bool:
         """Whether these settings say something else about how the run is carried out than config.json does."""
@@ -110,8 +124,8 @@ class RunFolder:
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """How the run is doing, for whoever looks from outside. Never raises: nothing of the run depends on it."""
-        with suppress(OSError):
-            write_atomic(self.path / "status.json", dumps(self.redactor.tree(_plain(status)), indent=2))
+        with suppress(OSError, FolderError):
+            write_inside(self.path, "status.json", dumps(self.redactor.tree(_plain(status)), indent=2))
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -132,11 +146,22 @@ class RunFolder:
 
     def metrics(self) -> list[Row]:
         """One row a step."""
-        return list(read_lines(self.path / "metrics.jsonl"))
+        return self._numbered("metrics.jsonl")
 
     def timing(self) -> list[Row]:
         """Seconds by phase, one row a step."""
-        return list(read_lines(self.path / "timing.jsonl"))
+        return self._numbered("timing.jsonl")
+
+    def _numbered(self, name: str) -> list[Row]:
+        """The rows of a file with a line a step: its number, and numbers by name."""
+        rows = list(read_lines(self.path / name))
+        for at, row in enumerate(rows, 1):
+            field(row, "step", int, f"{self.path / name}:{at}")
+            for key, value in row.items():
+                if type(value) not in _NUMBERS:
+                    wrong = f"{self.path / name}:{at}: {key} is {value!r:.60}, not a number"
+                    raise FolderError(f"{wrong}; delete the line, or {RESTORE}")
+        return rows
 
     def events(self) -> list[Row]:
         """What was skipped, failed or odd."""
@@ -144,17 +169,24 @@ class RunFolder:
 
     def sample_steps(self) -> list[int]:
         """Steps whose groups were kept."""
-        return sorted(_number(path) for path in (self.path / "samples").glob("step-*.jsonl"))
+        found = (_SAMPLES.fullmatch(path.name) for path in (self.path / "samples").glob("step-*.jsonl"))
+        return sorted(int(named[1]) for named in found if named and not named[2])
 
     def film_steps(self) -> set[int]:
         """Steps of which there are films beside the samples."""
-        return {_number(path) for path in (self.path / "samples").glob("step-*-*")}
+        found = (_SAMPLES.fullmatch(path.name) for path in (self.path / "samples").glob("step-*-*"))
+        return {int(named[1]) for named in found if named and named[2]}
 
     def samples(self, step: int) -> tuple[list[Row], dict[str, np.ndarray]]:
         """The kept groups of one step: a row a try, and arrays with one row a try."""
         path = self.path / "samples" / f"step-{step:08d}"
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
-            return list(read_lines(path.with_suffix(".jsonl"))), dict(arrays)
+        rows = list(read_lines(path.with_suffix(".jsonl")))
+        with open_inside(self.path, f"samples/{path.name}.npz") as file:
+            try:
+                with np.load(file, allow_pickle=False) as arrays:
+                    return rows, dict(arrays)
+            except DAMAGE as error:
+                raise FolderError(f"{path}.npz is damaged ({error!s:.200}); {RESTORE}") from error
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -177,7 +209,7 @@ class RunFolder:
         row = self.redactor.tree(row)
         try:
             self._append("events.jsonl", row)
-        except OSError:
+        except (OSError, FolderError):
             self.counts["events_lost"] += 1
         return row
 
@@ -185,24 +217,23 @@ class RunFolder:
         self, step: int, rows: Sequence[Row], arrays: Mapping[str, np.ndarray], kind: str = "step"
     ) -> None:
         """Keep one step's groups to look at: `kind` is part of the file name."""
-        path = self.path / "samples" / f"{kind}-{step:08d}"
+        path = f"samples/{kind}-{step:08d}"
         lines = "".join(dumps(self.redactor.tree(row)) for row in rows)
-        write_atomic(path.with_suffix(".npz"), lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
-        write_atomic(path.with_suffix(".jsonl"), lines)  # last: a listed step is complete
+        write_inside(self.path, f"{path}.npz", lambda file: np.savez_compressed(file, allow_pickle=False, **arrays))
+        write_inside(self.path, f"{path}.jsonl", lines)  # last: a listed step is complete
 
     def truncate_after(self, step: int) -> None:
         """Drop what steps after `step` left, so that doing them again gives the files of an uninterrupted run."""
         self.close()
         for left in (*self.path.rglob(".*.tmp"), *self.path.rglob(".*.tmp.mp4")):  # a write that was cut
-            left.unlink()
+            remove_inside(self.path, str(left.relative_to(self.path)))
         for name in ("metrics.jsonl", "timing.jsonl"):
-            path = self.path / name
-            if path.exists():
-                kept = "".join(dumps(row) for row in read_lines(path) if row["step"] <= step)
-                write_atomic(path, kept)
-        for path in (self.path / "samples").glob("step-*"):
-            if _number(path) > step:
-                path.unlink()
+            if (self.path / name).exists():
+                kept = "".join(dumps(row) for row in self._numbered(name) if row["step"] <= step)
+                write_inside(self.path, name, kept)
+        for name in names_inside(self.path, "samples"):
+            if (named := _SAMPLES.fullmatch(name)) and int(named[1]) > step:
+                remove_inside(self.path, f"samples/{name}")
 
     def sync(self) -> None:
         """Wait until the lines written so far are on the disk: a checkpoint must not be newer than its metrics."""
@@ -217,7 +248,7 @@ class RunFolder:
     def _append(self, name: str, row: Row) -> None:
         """One line in one write; a line that did not fit is taken back."""
         if name not in self._open:
-            self._open[name] = os.open(self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            self._open[name] = descriptor_inside(self.path, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         line, descriptor = dumps(row).encode(), self._open[name]
         before = os.fstat(descriptor).st_size
         try:
@@ -257,11 +288,6 @@ def number(value: Any) -> float | None:
         return None
     value = float(value)
     return value if math.isfinite(value) else None
-
-
-def _number(path: Path) -> int:
-    """The step that a file of the samples belongs to."""
-    return int(path.stem.split("-")[1])
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo.run.files import FolderError
+from grpo.run.inside import FolderError, descriptor_inside, expect_no_links
 
 _held: set[int] = set()
 
@@ -19,9 +19,10 @@ class Busy(FolderError):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the folder; `Busy` names the process that has it."""
+    """Hold the folder, in which nothing is a link; `Busy` names the process that has it."""
     try:
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        expect_no_links(path)
+        descriptor = descriptor_inside(path, "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise FolderError(f"cannot write to {path} ({error.strerror}); choose a folder you may write to") from error
     try:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.folder import FolderError, Row
-from grpo.view.files import open_inside, to_text
+from grpo.run.inside import open_inside
+from grpo.view.files import to_text
 from grpo.view.library import Library
 
 PAGE = Path(__file__).with_name("page")

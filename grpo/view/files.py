@@ -6,102 +6,28 @@ A run may be writing at the same moment. Lines are read up to the last complete 
 from __future__ import annotations
 
 import json
-import lzma
 import math
 import os
-import stat
-import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
-from grpo.run.folder import FolderError, Row
+from grpo.run.files import DAMAGE, LARGEST_JSON, LONGEST_LINE, FolderError, Gone, Row, parse_json
+from grpo.run.inside import open_inside
 
 CHUNK = 1 << 20
-LONGEST_LINE = 64 << 20
-"""Bytes of a line; one try with a megabyte of text and all its tokens is far below."""
-LARGEST_JSON = 16 << 20
 LONGEST_ROW = 64 << 20
 """Bytes of one try's row in an array."""
 MOST_PASSED = 2 << 30
 """Bytes that are unpacked of all the arrays of a file on the way to its rows."""
 MOST_ARRAYS = 64
-DAMAGE = (
-    OSError,
-    ValueError,
-    EOFError,
-    NotImplementedError,
-    RuntimeError,
-    SyntaxError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    MemoryError,
-    zlib.error,
-    lzma.LZMAError,
-    zipfile.BadZipFile,
-    struct.error,
-)
-"""What damaged bytes make of the decoders."""
 
 Stamp = tuple[int, int, int]
 """Device-free identity of a file's content: inode, size, time of the last change."""
-
-
-class Gone(FolderError):
-    """Something that was there is no longer: a run deleted while it was open."""
-
-
-def open_inside(root: Path, path: str) -> BinaryIO:
-    """A regular file below `root`, opened for reading; links and devices are refused, also in between."""
-    parts = path.split("/")
-    if not all(parts) or {".", ".."} & {*parts} or "\0" in path:
-        raise FolderError(f"{path!r:.200} is no file of the runs folder")
-    at = _opened(root, os.O_RDONLY | os.O_DIRECTORY, None, path)
-    try:
-        for name in parts[:-1]:
-            inner = _opened(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, at, path)
-            os.close(at)
-            at = inner
-        # O_NONBLOCK: opening a pipe must not wait for a writer.
-        found = _opened(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, at, path)
-    finally:
-        os.close(at)
-    if not stat.S_ISREG(os.fstat(found).st_mode):
-        os.close(found)
-        raise FolderError(f"{path} is no regular file")
-    return os.fdopen(found, "rb")
-
-
-def _opened(name: str | Path, flags: int, at: int | None, path: str) -> int:
-    try:
-        return os.open(name, flags | os.O_CLOEXEC, dir_fd=at)
-    except FileNotFoundError as error:
-        raise Gone(f"{path} is not there (any more)") from error
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise FolderError(f"{path} cannot be opened: {reason}; links are not followed") from error
-
-
-def names_inside(root: Path, path: str) -> list[str]:
-    """Names in a folder below `root`; none where it is missing or a link."""
-    at = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for name in path.split("/"):
-            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-            os.close(at)
-            at = inner
-        return os.listdir(at)
-    except OSError:
-        return []
-    finally:
-        os.close(at)
 
 
 def stamp(file: IO[bytes]) -> Stamp:
@@ -117,8 +43,8 @@ def read_object(root: Path, path: str) -> Row:
     if len(text) > LARGEST_JSON:
         raise FolderError(f"{path} is larger than {LARGEST_JSON >> 20} MiB: not one of ours")
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise FolderError(f"{path} is damaged: {error}") from error
     if not isinstance(found, dict):
         raise FolderError(f"{path} holds no JSON object")
@@ -128,8 +54,8 @@ def read_object(root: Path, path: str) -> Row:
 def parse_line(line: bytes) -> Row | None:
     """A JSON line, or None where it is none."""
     try:
-        found = json.loads(line.decode(errors="replace"))
-    except (ValueError, RecursionError):
+        found = parse_json(line.decode(errors="replace"))
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from grpo.run.folder import FolderError, Row
-from grpo.view.files import Gone, npz_rows, open_inside, shown, shown_all
+from grpo.run.inside import Gone, open_inside
+from grpo.view.files import npz_rows, shown, shown_all
 from grpo.view.groups import Groups
 from grpo.view.index import badges, key_text, length_of, reward_of
 from grpo.view.objective import describe, held, kl_of, limits

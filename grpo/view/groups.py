@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from grpo.run.folder import FolderError, Row
-from grpo.view.files import Gone, Stamp, parse_line, shown, stamp
+from grpo.run.inside import Gone
+from grpo.view.files import Stamp, parse_line, shown, stamp
 from grpo.view.index import BADGES, GROUP, Index, badges, key_text, length_of, make_index, open_samples, reward_of
 from grpo.view.patience import Patience
 from grpo.view.runs import Run

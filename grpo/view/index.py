@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from grpo.run.folder import Row
-from grpo.view.files import Stamp, finite, lines, open_inside, parse_line, stamp
+from grpo.run.inside import open_inside
+from grpo.view.files import Stamp, finite, lines, parse_line, stamp
 from grpo.view.runs import Run
 
 BADGES = (

@@ -15,9 +15,9 @@ from typing import Any
 
 from grpo import __version__
 from grpo.run.folder import FolderError, Row
+from grpo.run.inside import Gone
 from grpo.view import group as one
 from grpo.view.about import entries
-from grpo.view.files import Gone
 from grpo.view.groups import SORTS, Groups, Query
 from grpo.view.index import BADGES, MOST
 from grpo.view.patience import Patience

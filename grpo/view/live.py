@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from grpo.run.folder import Row
-from grpo.view.files import Gone, shown
+from grpo.run.inside import Gone
+from grpo.view.files import shown
 from grpo.view.library import Library
 
 Events = list[tuple[str, Any]]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from grpo.run.folder import FolderError
-from grpo.view.files import open_inside
+from grpo.run.inside import open_inside
 
 
 def holder(root: Path, lock: str) -> int | None:

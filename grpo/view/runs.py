@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from grpo.run.folder import SCHEMA, FolderError, Row
+from grpo.run.inside import Gone, names_inside, open_inside
 from grpo.run.timing import time_split
 from grpo.view.about import key_of
 from grpo.view.advice import warnings
-from grpo.view.files import Gone, Stamp, Tail, finite, names_inside, open_inside, read_object, shown, stamp
+from grpo.view.files import Stamp, Tail, finite, read_object, shown, stamp
 from grpo.view.objective import describe
 from grpo.view.panels import headline, panels
 from grpo.view.process import holder, resident_gib

@@ -27,8 +27,9 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from grpo.run.folder import FolderError
+from grpo.run.inside import open_inside
 from grpo.view.export import export_html, wanted
-from grpo.view.files import CHUNK, open_inside, to_text
+from grpo.view.files import CHUNK, to_text
 from grpo.view.library import Library, error_of
 from grpo.view.live import Watch
 from grpo.view.runs import MEDIA

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from grpo.envs.video import write_video
+from grpo.run.files import write_atomic
 from grpo.worldmodel.imagine import Imagined
 from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.model.world_model import Forecast, WorldModel
@@ -145,7 +146,7 @@ def _coloured(film: Any) -> np.ndarray:
 def _write_picture(picture: np.ndarray, path: Path) -> None:
     from matplotlib.image import imsave
 
-    imsave(path, picture)
+    write_atomic(path, lambda file: imsave(file, picture, format="png"))
 
 
 def _host(forecast: Forecast) -> Forecast:
@@ -163,5 +164,5 @@ def _axes(count: int) -> tuple[Any, list[Any]]:
 
 
 def _saved(figure: Any, path: Path) -> Path:
-    figure.savefig(path, dpi=110)
+    write_atomic(path, lambda file: figure.savefig(file, format="png", dpi=110))
     return path

@@ -24,6 +24,7 @@ from grpo.envs.fleet import Fleet
 from grpo.errors import SamplesFailed, line
 from grpo.protocols import Collected, CollectRequest, State, as_part, part
 from grpo.rollouts import Rollouts
+from grpo.run.inside import write_inside
 from grpo.seeding import derive
 from grpo.worldmodel.collector import Collector
 from grpo.worldmodel.config import WorldModelConfig
@@ -148,7 +149,8 @@ class WorldModelSource:
         path = self.folder / "samples" / f"diverged-model-{step + 1:08d}.npz"
         try:
             path.parent.mkdir(exist_ok=True)
-            np.savez_compressed(path, **{"ids": sample.ids_BT, **sample.batch})  # type: ignore[arg-type]
+            arrays: dict[str, Any] = {"ids": sample.ids_BT, **sample.batch}
+            write_inside(self.folder, f"samples/{path.name}", lambda file: np.savez_compressed(file, **arrays))
         except OSError as error:
             return f"; the batch was not kept: {error}"
         return f"; the last batch is in {path}"

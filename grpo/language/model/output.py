@@ -10,6 +10,8 @@ from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.model.adapters import is_adapted, merged
 from grpo.language.model.reference import NAME
+from grpo.run.files import write_atomic
+from grpo.run.inside import expect_no_links
 
 SHOWN = ("reward", "reward_std", "completions/mean_length", "kl", "eval/accuracy")
 """Metrics that the card tells, where they were measured."""
@@ -30,6 +32,7 @@ def save_model(
 ) -> Path:
     """Weights (an adapter alone, unless `merge`), tokenizer with its template, generation settings, model card."""
     path.mkdir(parents=True, exist_ok=True)
+    expect_no_links(path)
     kept: Any = merged(model) if merge else model
     generation = getattr(kept, "generation_config", None)
     if generation is not None:
@@ -42,7 +45,7 @@ def save_model(
         kept.save_pretrained(path)
     tokenizer.save_pretrained(path)
     card = _card(config, _base(model, config), is_adapted(kept), step, metrics or {}, rewards, data, name)
-    (path / "README.md").write_text(card, encoding="utf-8")
+    write_atomic(path / "README.md", card)
     return path
 
 

@@ -1,12 +1,14 @@
 """Files of equal records, one `.npy` each: written whole under their name, read and patched a few rows at a time.
 
 Rows are read and written with `pread` and `pwrite`, not through a memory map: a full disk or a file that somebody cut
-short is then an error with a name, where a map would end the process.
+short is then an error with a name, where a map would end the process. A name is one of a file in this folder: states
+come from disk, and what they name is read, written and deleted.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from grpo.run.files import FolderError, sync_folder
+from grpo.run.inside import Gone, descriptor_inside, open_inside, remove_inside
 
 REMEDY = "put it back, go on from another checkpoint, or start a new run"
 
@@ -40,12 +43,19 @@ class ChunkFolder:
         """The files that are there."""
         return {path.name for path in self.path.glob("*.npy")}
 
+    def expect_names(self, names: Iterable[object]) -> None:
+        """Refuse what is not the name of a chunk's file."""
+        for name in names:
+            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*\.npy", name):
+                raise FolderError(f"the checkpoint is damaged: {name!r:.120} is no file of {self.path}; {REMEDY}")
+
     def write(self, name: str, records: np.ndarray) -> int:
         """Make a file, whole or not at all, and return its checksum. It outlives a power cut only after `sync`."""
         temporary = self.path / f".{name}.{os.getpid()}.tmp"
         self._forget(name)
+        temporary.unlink(missing_ok=True)  # left by a process of the same number, or put there
         try:
-            with temporary.open("wb") as file:
+            with temporary.open("xb") as file:
                 np.save(file, records, allow_pickle=False)
             temporary.replace(self.path / name)
         except BaseException:
@@ -73,10 +83,11 @@ class ChunkFolder:
     def whole(self, name: str, record: np.dtype, rows: int, expected: int | None = None) -> np.ndarray:
         """All rows, checked against the checksum they are expected to have."""
         path = self.path / name
-        if not path.is_file():
-            raise FolderError(f"{path} is missing, and the replay is not whole without it; {REMEDY}")
         try:
-            found = np.load(path, allow_pickle=False)
+            with open_inside(self.path, name) as file:
+                found = np.load(file, allow_pickle=False)
+        except Gone:
+            raise FolderError(f"{path} is missing, and the replay is not whole without it; {REMEDY}") from None
         except (OSError, ValueError, EOFError) as error:
             raise FolderError(f"{path} is damaged ({error}); {REMEDY}") from error
         if found.dtype != record or found.shape != (rows,) or (expected is not None and checksum(found) != expected):
@@ -88,7 +99,7 @@ class ChunkFolder:
         for name in names:
             self._forget(name)
             self._unsynced.discard(name)
-            (self.path / name).unlink(missing_ok=True)
+            remove_inside(self.path, name)
 
     def sync(self) -> None:
         """Make what was written outlive a power cut."""
@@ -111,7 +122,7 @@ class ChunkFolder:
             return self._open[name]
         path = self.path / name
         try:
-            descriptor = os.open(path, os.O_RDWR)
+            descriptor = descriptor_inside(self.path, name, os.O_RDWR)
         except FileNotFoundError:
             raise FolderError(f"{path} is missing, and the replay is not whole without it; {REMEDY}") from None
         except OSError as error:

@@ -345,6 +345,10 @@ class ChunkStore:
     def load_state(self, state: State, record: np.dtype | None) -> None:
         """Go on from there; every file it names is read and checked. record: what a step is, if that is new."""
         values, arrays = state.values, state.arrays
+        chunks = [_Chunk(row[0], row[1], None, *row[2:]) for row in values["chunks"]]
+        if self._files is not None:
+            named = [name for chunk in chunks for name in (chunk.file, chunk.latents) if name is not None]
+            self._files.expect_names([*named, *(name for _, name in values["doomed"])])
         self._clear()
         self.close()
         if record is not None:
@@ -354,7 +358,7 @@ class ChunkStore:
         self._doomed = [(int(last), str(name)) for last, name in values["doomed"]]
         if "latents" in arrays and self._latents is None:
             self._latents = self._reserved(self._latent)
-        self._restore([_Chunk(row[0], row[1], None, *row[2:]) for row in values["chunks"]], arrays)
+        self._restore(chunks, arrays)
         self._named = self._needed()
         self._sweep_due = True
 
