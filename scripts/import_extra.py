@@ -27,6 +27,7 @@ EXTRAS = {
     "tensorboard": ["tensorboardX"],
     "wandb": ["wandb"],
     "trackio": ["trackio"],
+    "mlflow": ["mlflow"],
     "jax": ["jax", "grpo.objective"],
 }
 """Name of an extra → modules that are there with it. The workshop's tools (dev, docs) are no part of a wheel's use."""

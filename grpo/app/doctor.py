@@ -26,6 +26,7 @@ EXTRAS = {
     "tensorboard": ("tensorboardX",),
     "wandb": ("wandb",),
     "trackio": ("trackio",),
+    "mlflow": ("mlflow",),
 }
 """Optional parts and the packages they need."""
 

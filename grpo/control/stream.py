@@ -34,6 +34,8 @@ class StepWindows:
         self._observation: Tree = None
         self._record = Record(config.groups_per_step, self._steps)
         """Of the window; each is written over by the next, and handed over as a copy."""
+        self.returns: list[float] = []
+        """Of the whole episodes that ended in the last window."""
 
     def next(self, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator) -> tuple[Episodes, np.ndarray]:
         """The next `group_size` steps of every stream, and the stream of each row."""
@@ -45,6 +47,7 @@ class StepWindows:
         failed: dict[tuple[int, int], str] = {}
         lasts: dict[tuple[int, int], Tree] = {}
         behind_S = stream.length_S.copy()
+        self.returns = []
         for t in range(steps):
             seen = scaling(self._observation)
             acted = policy.act(seen, random)
@@ -59,6 +62,7 @@ class StepWindows:
             self._observation = stepped.observation
             if done_TS[t].any():
                 over = np.flatnonzero(done_TS[t])
+                self.returns += [float(stream.return_S[s]) for s in over.tolist() if (t, s) not in failed]
                 lasts |= {(t, s): take(stepped.observation, [s]) for s in over.tolist()}
                 self._observation = take(stepped.observation, everyone)
                 put(self._observation, over, stream.begin(over))

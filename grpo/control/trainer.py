@@ -4,8 +4,7 @@
     GRPOTrainer(env=gym.make("CartPole-v1"), actor=my_actor, optimizer=my_optimizer,
                 clip_ratio=0.2, beta=0.001, gamma=0.99, epochs=10, batch_size=32, group_size=200)  # a tutorial's words
 
-The second spelling has the tutorial's meaning: a group is a window of steps (`group_by="steps"`), its other defaults
-are that document's, and its W&B names are reported beside ours.
+The second spelling has the tutorial's meaning, see `grpo.control.tutorial`.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from grpo.config import ConfigError
+from grpo.control import tutorial
 from grpo.control.chunks import ChunkColumns
 from grpo.control.config import ControlConfig
 from grpo.control.evaluate import MOST_ENVS, watch
@@ -31,7 +31,6 @@ from grpo.control.networks import check_fits, make_network
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.control.source import ControlSource
-from grpo.dialects import translate
 from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError, Fleet
@@ -46,20 +45,6 @@ from grpo.report import StepReport
 from grpo.run.config import RunConfig
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.trainer import Hook, Trainer
-
-TUTORIAL = {
-    "loss_type": "window",
-    "kl_estimator": "exact",
-    "group_by": "steps",
-    "group_size": 200,
-    "groups_per_step": 1,
-    "num_iterations": 10,
-    "decisions_per_minibatch": 32,
-    "learning_rate": 3e-4,
-    "max_grad_norm": 0.5,
-    "target_kl": None,
-}
-"""What the tutorial leaves unsaid, when its words are used."""
 
 
 class WarmStart:
@@ -84,18 +69,6 @@ class WarmStart:
         report.metrics |= self._found
 
 
-class TutorialNames:
-    """The names under which the tutorial logs, beside ours."""
-
-    def before(self, trainer: Trainer) -> None:
-        """Nothing."""
-
-    def after(self, trainer: Trainer, report: StepReport) -> None:
-        """After each step."""
-        names = {"update": float(report.step - 1), "avg_reward": report.get("return")}
-        report.metrics |= names | {"kl_divergence": report.get("kl")}
-
-
 class GRPOTrainer(RunTrainer):
     """GRPO for a Gymnasium environment.
 
@@ -106,6 +79,7 @@ class GRPOTrainer(RunTrainer):
     source: ControlSource
     config: ControlConfig
     task, measure, evaluates_every = "control", "return", 5
+    clip_ratio, beta, gamma, epochs, batch_size, group_size = (tutorial.Setting() for _ in range(6))
 
     def __init__(
         self,
@@ -123,13 +97,13 @@ class GRPOTrainer(RunTrainer):
         **settings: Any,
     ) -> None:
         words = {"clip_ratio": clip_ratio, "epochs": epochs, "batch_size": batch_size}
-        shared = {"beta": beta, "gamma": gamma, "group_size": group_size}
-        given = {name: value for name, value in (words | shared).items() if value is not None} | settings
+        words |= {"beta": beta, "gamma": gamma, "group_size": group_size}
+        given = {name: value for name, value in words.items() if value is not None} | settings
         if config is not None and given:
             raise TypeError(f"give config or single settings, not both: {', '.join(given)}")
         if config is not None and isinstance(env, str) and env != config.env:
             raise TypeError(f"config says env={config.env}; leave env={env} out, or change the config")
-        self.tutorial = any(words.values()) and given.get("group_by", "steps") == "steps"
+        self.tutorial = config is None and tutorial.is_meant(given, actor is not None and optimizer is not None)
         if config is None:
             config = _config(env, given, self.tutorial)
         idle = [name for name in ("learning_rate", "weight_decay") if optimizer is not None and name in given]
@@ -141,7 +115,10 @@ class GRPOTrainer(RunTrainer):
         source = ControlSource(policy, scaling, fleet, copies, config)
         recipe = config.recipe
         reference = FrozenReference.copy_of(policy) if recipe.beta and recipe.kl_to == "reference" else None
-        hooks: list[Hook] = [WarmStart(source), *([TutorialNames()] if self.tutorial else [])]
+        hooks: list[Hook] = [WarmStart(source)]
+        if self.tutorial:
+            self.ep_rewards: list[float] = []
+            hooks.append(tutorial.Reported(source, self.ep_rewards))
         optimizer = _optimizer(optimizer, policy, config)
         super().__init__(config, policy, reference, optimizer=optimizer, source=source, hooks=hooks)
 
@@ -149,6 +126,10 @@ class GRPOTrainer(RunTrainer):
     def actor(self) -> nn.Module:
         """The trained network."""
         return self.source.policy.network
+
+    def __getattr__(self, name: str) -> Any:
+        told = f"; {tutorial.ELSEWHERE[name]}" if name in tutorial.ELSEWHERE else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{told}")
 
     # --- its runs ---------------------------------------------------------------------------------------------------
 
@@ -159,6 +140,8 @@ class GRPOTrainer(RunTrainer):
 
     def planned(self, asked: Mapping[str, Any], kept: bool) -> RunConfig:
         """The only copy of an environment, busy with its stream, is not evaluated unless somebody asks."""
+        if self.tutorial and not {"steps", "env_steps", "stop_at"} & set(asked):
+            asked = {**asked, "steps": tutorial.UPDATES}
         return super().planned(asked, kept and not self._busy)
 
     def settings(self) -> dict[str, Any]:
@@ -257,16 +240,15 @@ def make_trainer(config: ControlConfig) -> GRPOTrainer:
 # --- what is made where nothing is given ----------------------------------------------------------------------------
 
 
-def _config(env: Any, given: dict[str, Any], tutorial: bool) -> ControlConfig:
+def _config(env: Any, given: dict[str, Any], of_the_tutorial: bool) -> ControlConfig:
     """Settings as given, the tutorial's in its own dialect and with its own defaults."""
     if isinstance(env, str):
         given = {"env": env} | given
     elif env is not None:
         given = {"env": _name(env)} | given
-    if not tutorial:
+    if not of_the_tutorial:
         return ControlConfig(_dialect="tutorial", **given)
-    ours, _ = translate(given, "tutorial")
-    return ControlConfig(**TUTORIAL | ours)
+    return tutorial.configured(given)
 
 
 def _remade(env: Any) -> dict[str, Any]:

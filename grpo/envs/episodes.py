@@ -45,7 +45,7 @@ class EpisodeStream:
         self.over_S = np.ones(count, bool)
         """Whose next episode has yet to begin."""
         self._begun_S = np.zeros(count, np.int64)
-        self.length_S, self._return_S = np.zeros(count, np.int64), np.zeros(count)
+        self.length_S, self.return_S = np.zeros(count, np.int64), np.zeros(count)
         """Of the running episodes."""
         self._seeds = [0] * count
         self._actions: list[list[np.ndarray]] = [[] for _ in range(count)]
@@ -67,7 +67,7 @@ class EpisodeStream:
 
     def begin(self, streams: np.ndarray) -> Tree:
         """The next episode of these streams; one that cannot begin is passed over, a few times."""
-        self._return_S[streams], self.length_S[streams] = 0.0, 0
+        self.return_S[streams], self.length_S[streams] = 0.0, 0
         for _ in range(RESETS):
             chosen = [self._seed_of(s, int(self._begun_S[s])) for s in streams.tolist()]
             self._begun_S[streams] += 1
@@ -85,11 +85,11 @@ class EpisodeStream:
         stepped = self._fleet.step(streams, action_M)
         for s, action in zip(streams.tolist(), action_M, strict=True):
             self._actions[s].append(action)
-        self._return_S[streams] += stepped.reward_M
+        self.return_S[streams] += stepped.reward_M
         self.length_S[streams] += 1
         self.over_S[streams] = ~stepped.going_M
         whole = streams[stepped.terminated_M | stepped.truncated_M]
-        self.finished += [(float(self._return_S[s]), int(self.length_S[s])) for s in whole.tolist()]
+        self.finished += [(float(self.return_S[s]), int(self.length_S[s])) for s in whole.tolist()]
         self.finished = self.finished[-REMEMBERED:]
         self.failures += stepped.errors.values()
         self.env_steps, self.episodes = self.env_steps + len(streams), self.episodes + len(whole)
@@ -103,7 +103,7 @@ class EpisodeStream:
             "over": self.over_S.tolist(),
             "begun": self._begun_S.tolist(),
             "length": self.length_S.tolist(),
-            "return": self._return_S.tolist(),
+            "return": self.return_S.tolist(),
             "seeds": list(self._seeds) if self._begun_S.any() else [],
             "env_steps": self.env_steps,
             "episodes": self.episodes,
@@ -120,7 +120,7 @@ class EpisodeStream:
     def load(self, values: Mapping[str, Any], actions: Sequence[Any]) -> Tree:
         """Play the running episodes up to where they were; what is seen there, None where none is running."""
         self._begun_S, self.length_S = np.array(values["begun"]), np.array(values["length"])
-        self._return_S = np.array(values["return"], np.float64)
+        self.return_S = np.array(values["return"], np.float64)
         self.finished = [(float(a), int(b)) for a, b in values["finished"]]
         # States of other versions may lack these: then nobody had waited or asked.
         self.over_S = np.array(values.get("over", [not values["seeds"]] * len(self)))

@@ -61,7 +61,7 @@ class Options:
     sample_groups: int | None = 4
     """How many of them; None: all of the step."""
     trackers: Sequence[str | Tracker] = ()
-    """`tensorboard`, `wandb`, `trackio`, or your own."""
+    """`tensorboard`, `wandb`, `trackio`, `mlflow`, or your own."""
     project: str | None = None
     """Its name at the trackers."""
     log_every: int = 1
@@ -121,7 +121,7 @@ def run(
     batches = None if states is None else iter(states)
     with ExitStack() as closing:
         asked = StopSignals()  # entered below: without a folder there is nothing to save
-        session = Stepping(trainer, how.failure_budget, batches)
+        session = Stepping(trainer, how.failure_budget, batches, how.log_every)
         if folder is not None:
             closing.enter_context(locked(folder.path))
             closing.callback(folder.close)
@@ -134,8 +134,8 @@ def run(
             closing.enter_context(session)
             session.begin(resume, how.harmless)
             session.announce(steps, document)
-            closing.callback(session.trackers.close)
-            session.trackers.open(how.trackers, how.project)
+        closing.callback(session.trackers.close)
+        session.trackers.open(how.trackers, how.project)
         shown = _shown(progress, session, folder, steps, closing)
         if folder is not None:
             closing.enter_context(asked)

@@ -41,15 +41,14 @@ class Session(Stepping):
         log_every: int = 1,
         states: Iterator[Any] | None = None,
     ) -> None:
-        super().__init__(trainer, failure_budget, states)
-        self.folder, self.at, self.log_every = folder, at, log_every
+        super().__init__(trainer, failure_budget, states, log_every)
+        self.folder, self.at = folder, at
         self.keep_best, self.best_by = keep_best, best_by
         self.saving = Saving(folder, keep_last, keep_best, at)
-        self.trackers = Trackers(folder)
+        self.trackers = Trackers(self.tell, folder)
         self.films = StepFilms(folder)
         self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
         self._latest: Row = {}
-        self._untracked = False
         self._samples_off = self._samples_failed = False
         self._unrecorded = 0
         self._first = 0
@@ -130,16 +129,8 @@ class Session(Stepping):
             self.folder.event(
                 report.step, "updates_skipped", f"{report.metrics['updates_skipped']:.0f} updates left out"
             )
-        self._untracked = report.step % self.log_every != 0 and evaluate is None
-        if not self._untracked:
-            self.trackers.log(report.step, row)
+        self.track(evaluate is not None)
         return row
-
-    def track_last(self) -> None:
-        """The last step, where the trackers have not got it."""
-        if self._untracked:
-            self.trackers.log(self._row["step"], self._row)
-            self._untracked = False
 
     def _full(self, step: int, error: OSError) -> None:
         """The disk takes no more lines: samples are given up first, then, after a few steps, the run."""
@@ -235,7 +226,7 @@ class Session(Stepping):
 
     def close(self, curve: bool) -> None:
         """The trackers' last row, the curve, and what the source makes of the policy."""
-        self.track_last()
+        super().close(curve)
         if curve:
             self.draw()
         if self.reason in ("done", "stopped"):

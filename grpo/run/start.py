@@ -17,6 +17,7 @@ from grpo.config import ConfigError
 from grpo.dialects import OWN
 from grpo.errors import SamplesFailed
 from grpo.report import StepReport
+from grpo.run import open_trackers
 from grpo.run.config import ENDLESS, RunConfig
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
@@ -109,7 +110,7 @@ def train(
             raise ValueError(f"train() needs at least one step, and one between evaluations; got {name}={asked[name]}")
     if states is not None:
         asked = {"steps": ENDLESS, **asked}
-    kept = folder is not None or bool(trackers) or "trackers" in asked or bool(resume)
+    kept = folder is not None or bool(trackers) or bool(asked.get("trackers")) or bool(resume)
     how = trainer.planned(asked, kept)
     _expect_possible(trainer, how)  # before there is a folder
     told = Told(trainer.listening(callbacks))
@@ -118,7 +119,8 @@ def train(
         document = _document(trainer, how)
         place, resumed = _place(trainer, how, document, folder, resume)
     try:
-        options: dict[str, Any] = {"states": states, "trackers": trackers, "stop": told.enough, "progress": progress}
+        told_too = [*trackers, *_open(how)]
+        options: dict[str, Any] = {"states": states, "trackers": told_too, "stop": told.enough, "progress": progress}
         summary = start(trainer, how, place, resume=resumed, document=document, **options)
     finally:
         if place is not None and not resumed:
@@ -128,6 +130,13 @@ def train(
         ended = f"{where}the run ended ({summary.reason}) at step {summary.step}"
         raise SamplesFailed(ended + (f"; {summary.why}" if summary.why else "; see events.jsonl"))
     return told.reports
+
+
+def _open(how: RunConfig) -> list[Tracker]:
+    """Runs that the caller has open at trackers, unless these are named already, or none is wanted."""
+    if not how.trackers and "trackers" in how.model_fields_set:
+        return []
+    return [tracker for name, tracker in open_trackers.found().items() if name not in how.trackers]
 
 
 class Told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from grpo.run import signals
 from grpo.run.budget import WINDOW, FailureBudget
 from grpo.run.exhibits import exhibit
 from grpo.run.files import Row
+from grpo.run.trackers import Trackers
 from grpo.seeding import seed_all
 from grpo.trainer import StepReport, Trainer
 
@@ -70,9 +72,12 @@ class Stopwatch:
 class Stepping:
     """What the loop does around one step, one method each; whatever needs a folder does nothing here."""
 
-    def __init__(self, trainer: Trainer, failure_budget: float, states: Iterator[Any] | None = None) -> None:
-        """states: of each step, where they are the caller's."""
+    def __init__(
+        self, trainer: Trainer, failure_budget: float, states: Iterator[Any] | None = None, log_every: int = 1
+    ) -> None:
+        """states: of each step, where they are the caller's; log_every: steps between what trackers get."""
         self.trainer, self._states = trainer, states
+        self.trackers, self._log_every, self._untracked = Trackers(_warned), log_every, False
         self.budget = FailureBudget(failure_budget)
         self.watch = Stopwatch()
         """Handed to the trainer as `phase`."""
@@ -101,7 +106,20 @@ class Stepping:
     def record(self, report: StepReport, evaluate: Callable[[int], Mapping[str, Any]] | None) -> Row:
         """The step's line, with what an evaluation adds to it."""
         self._row = {"step": report.step, **self.measured(report, evaluate)[0]}
+        self.track(evaluate is not None)
         return self._row
+
+    def track(self, evaluated: bool) -> None:
+        """Tell the trackers of the step, if it is their turn or something was evaluated."""
+        self._untracked = self._row["step"] % self._log_every != 0 and not evaluated
+        if not self._untracked:
+            self.trackers.log(self._row["step"], self._row)
+
+    def track_last(self) -> None:
+        """The last step, where the trackers have not got it."""
+        if self._untracked:
+            self.trackers.log(self._row["step"], self._row)
+            self._untracked = False
 
     def measured(
         self, report: StepReport, evaluate: Callable[[int], Mapping[str, Any]] | None
@@ -173,4 +191,10 @@ class Stepping:
         """A checkpoint."""
 
     def close(self, curve: bool) -> None:
-        """What is left when the loop has ended."""
+        """What is left when the loop has ended: the trackers' last row."""
+        self.track_last()
+
+
+def _warned(step: int, event: str, message: str) -> None:
+    """What a folder would keep as an event."""
+    warnings.warn(f"step {step}: {message}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Trackers get what metrics.jsonl has: TensorBoard, Weights & Biases, Trackio, or anything with two methods.
+"""Trackers get what metrics.jsonl has: TensorBoard, Weights & Biases, Trackio, MLflow, or anything with two methods.
 
 Each library is optional and loaded by the function that bears its name.
 """
@@ -18,9 +18,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from grpo.errors import nearest
+from grpo.run import open_trackers
 from grpo.run.folder import Row, RunFolder
+from grpo.run.open_trackers import TrackerError as TrackerError
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """Where metrics may go besides the run folder."""
 
@@ -35,23 +39,28 @@ class ShowsFiles(Protocol):
     def show(self, step: int, name: str, path: Path) -> Any: ...
 
 
-class TrackerError(RuntimeError):
-    """A tracker that cannot be made, with the command that helps."""
-
-
 class Trackers:
     """Those of a run. One that fails is reported once and left out from then on: training does not wait for it."""
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, tell: Callable[[int, str, str], None], folder: RunFolder | None = None) -> None:
+        """tell: hears of one that fails, with the step, an event's name and a sentence."""
         self._trackers: list[Tracker] = []
-        self._folder, self._step = folder, 0
+        self._tell, self._folder, self._step = tell, folder, 0
 
     def open(self, trackers: Sequence[str | Tracker], project: str | None = None) -> None:
-        """Make those given by name. A missing library is an error, a tracker that is down an event."""
+        """Make those given by name, or log into the run that is open there. A missing library is an error, a tracker
+        that is down an event."""
+        there = open_trackers.found()
         for tracker in trackers:
             try:
-                made = make_tracker(tracker, self._folder, project) if isinstance(tracker, str) else tracker
-                self._trackers.append(made)
+                if isinstance(tracker, Tracker):
+                    self._trackers.append(tracker)
+                elif not isinstance(tracker, str):
+                    self._trackers.append(open_trackers.adopted(tracker))
+                elif tracker in there:
+                    self._trackers.append(there[tracker])
+                else:
+                    self._trackers.append(make_tracker(tracker, self._folder, project))
             except TrackerError:
                 raise
             except Exception as error:  # whatever a tracker may raise
@@ -86,18 +95,21 @@ class Trackers:
 
     def _report(self, name: str, error: Exception) -> None:
         message = f"{name} failed and is left out: {type(error).__name__}: {error}"
-        self._folder.event(self._step, "tracker_failed", message)
+        self._tell(self._step, "tracker_failed", message)
 
 
-def make_tracker(name: str, folder: RunFolder, project: str | None = None) -> Tracker:
+def make_tracker(name: str, folder: RunFolder | None, project: str | None = None) -> Tracker:
     """The tracker of this name for this run; what it is told of the settings has its secrets taken out already."""
     makers: dict[str, Callable[[RunFolder, str | None], Tracker]] = {
         "tensorboard": TensorBoard,
         "wandb": WeightsAndBiases,
         "trackio": Trackio,
+        "mlflow": MLflow,
     }
     if name not in makers:
-        raise TrackerError(f"unknown tracker {name!r}; known: {', '.join(makers)}")
+        raise TrackerError(f"unknown tracker {name!r}{nearest(name, list(makers))}; known: {', '.join(makers)}")
+    if folder is None:
+        raise TrackerError(f"{name}: a run without a folder logs only into what is open already; give it a folder")
     return makers[name](folder, project)
 
 
@@ -181,6 +193,39 @@ class Trackio:
     def close(self) -> None:
         """Write the rest."""
         self._run.finish()
+
+
+class MLflow:
+    """An MLflow run named like the folder, found again by a tag; the run that is active in this process stays so."""
+
+    def __init__(self, folder: RunFolder, project: str | None = None) -> None:
+        module = self._module = _load("mlflow", "mlflow")
+        self._client = module.MlflowClient()
+        name = project or os.environ.get("MLFLOW_EXPERIMENT_NAME", "grpo")
+        experiment = self._client.get_experiment_by_name(name)
+        place = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
+        mark = _identity(folder)
+        known = self._client.search_runs([place], f"tags.grpo_run = '{mark}'", max_results=1)
+        if known:
+            self._id = known[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        tags = {"grpo_run": mark, "mlflow.runName": folder.path.name}
+        self._id = self._client.create_run(place, tags=tags).info.run_id
+        settings = {name: value for name, value in folder.config.items() if name != "resolved"}
+        self._client.log_batch(self._id, params=[module.entities.Param(n, str(v)[:500]) for n, v in settings.items()])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One value a metric."""
+        self._module.log_metrics(dict(metrics), step=step, run_id=self._id)
+
+    def show(self, step: int, name: str, path: Path) -> None:
+        """A file beside the curves."""
+        self._client.log_artifact(self._id, str(path))
+
+    def close(self) -> None:
+        """Say that it is over."""
+        self._client.set_terminated(self._id)
 
 
 def moving_picture(path: Path, most: int = 200, width: int = 320) -> bytes:

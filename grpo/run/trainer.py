@@ -53,7 +53,7 @@ class GRPOTrainer(Trainer):
         stop_at: float | None = None,
         evaluate_every: int | None = None,
         folder: str | Path | None = None,
-        trackers: Sequence[str | Tracker] = (),
+        trackers: Sequence[str | Tracker] | None = (),
         project: str | None = None,
         callbacks: Sequence[Callable[[StepReport], Any]] = (),
         progress: str | Progress | None = "auto",
@@ -67,7 +67,8 @@ class GRPOTrainer(Trainer):
         env_steps, stop_at: end sooner, after so many steps of the environment, or once evaluations are so good.
         evaluate_every: steps between evaluations, where the room has some.
         folder: where everything a run leaves goes: metrics, checkpoints, curve; a run that is there is gone on with.
-        trackers: tensorboard, wandb, trackio or objects of your own, with the project's name there.
+        trackers: tensorboard, wandb, trackio, mlflow or objects of your own, with the project's name there. A run that
+            you have open at one of these is logged into without being named, and left open; None: no tracker at all.
         callbacks: get each report; one that returns False ends the training. progress: auto, live, plain, None.
         resume_from_checkpoint: True: there must be a run to go on with; a path: in that folder.
         """
@@ -84,7 +85,7 @@ class GRPOTrainer(Trainer):
             "env_steps": env_steps,
             "stop_at": stop_at,
             "evaluate_every": evaluate_every,
-            "trackers": tuple(name for name in trackers if isinstance(name, str)) or None,
+            "trackers": () if trackers is None else tuple(name for name in trackers if isinstance(name, str)) or None,
             "project": project,
         }
         return train(
@@ -92,7 +93,7 @@ class GRPOTrainer(Trainer):
             {name: value for name, value in asked.items() if value is not None},
             states=states,
             folder=None if folder is None else Path(folder),
-            trackers=[tracker for tracker in trackers if not isinstance(tracker, str)],
+            trackers=[tracker for tracker in trackers or () if not isinstance(tracker, str)],
             callbacks=callbacks,
             progress=progress,
             resume=resume_from_checkpoint,

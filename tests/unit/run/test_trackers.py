@@ -34,8 +34,8 @@ def test_a_missing_one_says_how_to_install_it(name, module, tmp_path, monkeypatc
 
 
 def test_an_unknown_one_is_named(tmp_path):
-    with pytest.raises(TrackerError, match="known: tensorboard, wandb, trackio"):
-        make_tracker("mlflow", make_folder(tmp_path / "run"))
+    with pytest.raises(TrackerError, match="known: tensorboard, wandb, trackio, mlflow"):
+        make_tracker("mlfolw", make_folder(tmp_path / "run"))
 
 
 def fake(name, calls):
