@@ -78,14 +78,15 @@ def runs(tmp_path_factory, browser) -> Path:
     rewards = json.dumps([f"{HERE / 'rewards.py'}:{name}" for name in ("right", "thought")])
     words = ["--model", str(root / "model"), "--rewards", rewards, "--reward-workers", "1", "--run.name", "sums"]
     words += ["--run.steps", "40", "--run.sample_every", "10", "--groups-per-step", "4", "--group-size", "6"]
-    words += ["--num-iterations", "3", "--beta", "0.02", "--learning-rate", "0.001", "--max-completion-length", "40"]
+    words += ["--num-iterations", "2", "--beta", "0.02", "--learning-rate", "0.001", "--max-completion-length", "40"]
     words += ["--warm-start-steps", "60", "--warm-start-batch", "16", "--warm-start-learning-rate", "0.01"]
     train(str(root / "sums.jsonl"), *words)
     for seed in ("0", "1"):
         steps = ["--run.steps", "6", "--run.sample_every", "1", "--run.stop_at", "1000"]
         train("cartpole", *steps, "--seed", seed, "--run.name", f"poles-{seed}")
     train("bandit", "--run.steps", "60", "--run.name", "arms")
-    train("dreamer", "--env", "CartPole-v1", "--run.steps", "2", "--run.sample_every", "1", "--run.name", "dream")
+    dream = ["--env", "CartPole-v1", "--pretrain", "10", "--eval-episodes", "4", "--run.steps", "2"]
+    train("dreamer", *dream, "--run.sample_every", "1", "--run.name", "dream")
     filmed(root / "runs" / "films", root / "runs" / "poles-0" / "video.mp4")
     return root / "runs"
 

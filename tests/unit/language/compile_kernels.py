@@ -54,7 +54,7 @@ def compiled(kernel, constants, wide):
             types[name] = TYPES.get(name, "*fp32" if wide else "*bf16")
         else:
             types[name] = "fp32" if name in FLOATS else "i32"
-    made = triton.compile(ASTSource(kernel, types, known), GPUTarget("cuda", 90, 32), {"num_warps": 2, "num_stages": 2})
+    made = triton.compile(ASTSource(kernel, types, known), GPUTarget("cuda", 90, 32), {"num_warps": 8, "num_stages": 2})
     assert made.asm["ptx"]
 
 
