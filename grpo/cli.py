@@ -67,9 +67,9 @@ def _run(words: list[str]) -> tuple[int, bool]:
         print("grpo: interrupted", file=sys.stderr)
         return INTERRUPTED, training
     except ValueError as error:  # ConfigError, unknown recipe: what was asked for is wrong
-        from grpo.run.progress import printable
+        from grpo.run.progress import told
 
-        print("grpo: " + "\n".join(printable(line) for line in str(error).split("\n")), file=sys.stderr)
+        print(f"grpo: {told(error)}", file=sys.stderr)
         return BAD_SETTINGS, training
 
 

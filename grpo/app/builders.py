@@ -18,7 +18,7 @@ from grpo.run import start as door
 from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
-from grpo.run.progress import printable
+from grpo.run.progress import told
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.stepping import Summary
 from grpo.run.trackers import TrackerError
@@ -165,16 +165,11 @@ def _guarded(job: Callable[[], Summary]) -> int:
             print(f"go on with: grpo train --resume {summary.folder}")
         return summary.exit_code
     except (FolderError, TrackerError, ConfigError) as error:
-        print(f"grpo: {shown(error)}", file=sys.stderr)
+        print(f"grpo: {told(error)}", file=sys.stderr)
         return BAD_SETTINGS
     except (Diverged, SamplesFailed, OSError) as error:
-        print(f"grpo: {shown(error)}", file=sys.stderr)
+        print(f"grpo: {told(error)}", file=sys.stderr)
         return FAILED
-
-
-def shown(text: object) -> str:
-    """Text that may quote a model, line by line safe on a terminal."""
-    return "\n".join(printable(line) for line in str(text).split("\n"))
 
 
 def _named(resolved: Resolved) -> RunConfig:

@@ -114,9 +114,10 @@ def report(found: list[Finding]) -> str:
 
 def preflight(resolved: Resolved) -> tuple[bool, str]:
     """Whether a planned run looks sound to its room, and what was found; its trainer is built for it."""
-    from grpo.app.builders import TASKS, shown  # here: the rest must work, and say so, where torch is missing
+    from grpo.app.builders import TASKS  # here: the rest must work, and say so, where torch is missing
     from grpo.capabilities import Preflights
     from grpo.config import ConfigError
+    from grpo.run.progress import told
 
     trainer = TASKS[resolved.task].trainer(resolved.config)
     try:
@@ -128,4 +129,4 @@ def preflight(resolved: Resolved) -> tuple[bool, str]:
     marks = {"note": "·", "warning": "!", "problem": "✗"}
     lines = [f"{marks[item.level]} {item.what}" + (f"   → {item.remedy}" if item.remedy else "") for item in found]
     sound = not any(item.level == "problem" for item in found)
-    return sound, shown("\n".join([*lines, "ready" if sound else "not ready: mend what is marked ✗ first"]))
+    return sound, told("\n".join([*lines, "ready" if sound else "not ready: mend what is marked ✗ first"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from grpo.run.config import ENDLESS
 from grpo.run.folder import Row
 from grpo.run.output import Steady
+from grpo.run.redaction import Redactor
 from grpo.run.timing import in_words
 
 if TYPE_CHECKING:
@@ -51,6 +53,12 @@ def make_progress(kind: str | None) -> Progress:
 def printable(text: object) -> str:
     """Text from a model or a file, safe on a terminal: control and direction characters are dropped."""
     return "".join(c if c == " " or unicodedata.category(c)[0] != "C" else "�" for c in str(text))
+
+
+def told(text: object) -> str:
+    """What a command says of an error, line by line: it may quote a model, and it may end up in a log."""
+    without = Redactor(argv=sys.argv, environ=os.environ).text(str(text))
+    return "\n".join(printable(line) for line in without.split("\n"))
 
 
 class Silent:

@@ -47,7 +47,9 @@ class Session(Stepping):
         self.saving = Saving(folder, keep_last, keep_best, at)
         self.trackers = Trackers(self.tell, folder)
         self.films = StepFilms(folder)
-        self.settings = folder.redactor.tree(trainer.config.model_dump(mode="json"))
+        given = trainer.config.model_dump(mode="json")
+        folder.redactor.learn(given)  # a folder that was opened knows only what is in it, where secrets are not
+        self.settings = folder.redactor.tree(given)
         self._latest: Row = {}
         self._samples_off = self._samples_failed = False
         self._unrecorded = 0
@@ -63,7 +65,9 @@ class Session(Stepping):
             found = checkpoint.resume_point(folder, None if resume is True else resume)
             if found is not None:
                 defaults = type(trainer.config).model_construct().model_dump(mode="json")
-                checkpoint.expect_same_settings(found.manifest, self.settings, harmless, defaults)
+                # What is taken for a secret now may have been written by an older version.
+                manifest = found.manifest | {"settings": folder.redactor.tree(found.manifest["settings"])}
+                checkpoint.expect_same_settings(manifest, self.settings, harmless, defaults)
                 trainer.load_state(found.state)
                 self.saving.step = found.step
                 if found.manifest["versions"] != versions():

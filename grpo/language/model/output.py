@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from grpo.language.model.adapters import is_adapted, merged
 from grpo.language.model.reference import NAME
 from grpo.run.files import write_atomic
 from grpo.run.inside import expect_no_links
+from grpo.run.redaction import Redactor
 
 SHOWN = ("reward", "reward_std", "completions/mean_length", "kl", "eval/accuracy")
 """Metrics that the card tells, where they were measured."""
@@ -45,7 +48,8 @@ def save_model(
         kept.save_pretrained(path)
     tokenizer.save_pretrained(path)
     card = _card(config, _base(model, config), is_adapted(kept), step, metrics or {}, rewards, data, name)
-    write_atomic(path / "README.md", card)
+    known = Redactor(config.model_dump(mode="json"), sys.argv, os.environ)
+    write_atomic(path / "README.md", known.text(card))
     return path
 
 

@@ -1,8 +1,16 @@
 """What is a secret, and what only sounds like one."""
 
+import json
+
 import pytest
 
+from grpo.config import GRPOConfig
+from grpo.control import ControlConfig
+from grpo.language import LanguageConfig
+from grpo.recipes import column_types
+from grpo.run.config import RunConfig
 from grpo.run.redaction import Redactor, names_a_secret
+from grpo.worldmodel import WorldModelConfig
 
 
 @pytest.mark.parametrize(
@@ -83,3 +91,127 @@ def test_command_lines():
         "--steps",
         "5",
     ]
+
+
+# --- a table of each: what must be hidden, what must not --------------------------------------------------------------
+
+VARIABLES = """
+    OPENAI_API_KEY OPENAI_KEY ANTHROPIC_API_KEY HF_TOKEN HUGGING_FACE_HUB_TOKEN HUGGINGFACEHUB_API_TOKEN WANDB_API_KEY
+    GITHUB_TOKEN GITHUB_PAT GH_PAT AZURE_DEVOPS_EXT_PAT AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_ACCESS_KEY_ID
+    AZURE_STORAGE_KEY AZURE_CLIENT_SECRET PGPASSWORD MYSQL_PWD MYSQL_ROOT_PASSWORD DB_PASS DB_PW DATABASE_PASSWORD
+    REDIS_PASSWORD SSHPASS SMTP_PASS FTP_PASSWD JWT_SECRET JWT SECRET_KEY_BASE DJANGO_SECRET_KEY STRIPE_SECRET
+    SLACK_TOKEN MISTRAL_KEY DEEPL_AUTH_KEY SESSION_COOKIE VAULT_SECRET_ID NPM_TOKEN NPM_AUTHTOKEN KAGGLE_KEY ACCESSKEY
+    ENCRYPTION_KEY GPG_PASSPHRASE API_KEYS REFRESH_TOKENS PROXY_AUTH MY_CREDENTIALS SIGNING_KEY accessToken clientSecret
+"""
+PLACES = """
+    PATH PWD OLDPWD HOME USER SHELL LANG TERM PYTHONPATH VIRTUAL_ENV TMPDIR EDITOR HOSTNAME KEYBOARD XDG_SESSION_TYPE
+    COLORTERM COMPASS DISPLAY SSH_AUTH_SOCK SSH_CONNECTION HF_HOME HF_TOKEN_PATH TOKENIZERS_PARALLELISM GPG_AGENT_INFO
+    PGPASSFILE GOOGLE_APPLICATION_CREDENTIALS_FILE XAUTHORITY GIT_AUTHOR_NAME LESSKEYIN_SYSTEM
+"""
+WORDS = """
+    eos_token pad_token max_tokens tokens_per_step token_mean token_level new_tokens key keys keyboard author authors
+    pass_at_k forward_pass compass keep_last sort_key group_key obs_key observation_key query_key primary_key prompt_key
+    password_length token_type tokenizer monkey turkey secretary passenger spat path auth_mode auth_type top_k bypass
+    use_cache stop_token image_token credentials_path num_tokens hub_model_id keys_seen task.key task.loss_type
+"""
+SECRET = "tr0ub4dor-and-3"
+
+
+@pytest.mark.parametrize("name", VARIABLES.split())
+def test_variables_that_hold_secrets(name):
+    redactor = Redactor(environ={name: SECRET})
+    assert redactor.text(f"401 for {SECRET}!") == "401 for [redacted]!"
+    assert redactor.tree({name.lower(): SECRET, "x": [SECRET]}) == {name.lower(): "[redacted]", "x": ["[redacted]"]}
+
+
+@pytest.mark.parametrize("name", PLACES.split())
+def test_variables_that_hold_none(name, tmp_path):
+    value = f"{tmp_path}/project"
+    assert Redactor(environ={name: value}).text(f"{value}/walk.py") == f"{value}/walk.py"
+    assert Redactor(environ={name: "anything-else-1"}).text("anything-else-1") == "anything-else-1"
+
+
+@pytest.mark.parametrize("name", WORDS.split())
+def test_settings_that_only_sound_like_secrets(name):
+    assert not names_a_secret(name)
+    config = {name: "some-long-value", "nested": {name: [3, "some-long-value"]}}
+    assert Redactor(config).tree(config) == config
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"api_key": SECRET},
+        {"judge": {"apiKey": SECRET}},
+        {"api_keys": [SECRET, "x"]},
+        {"api_keys": {"first": SECRET, "second": {"deep": [SECRET]}}},
+        {"passwords": (SECRET,)},
+        {"auth": {"user": "me", "password": SECRET}},
+        {"auth": ["me", SECRET]},
+        {"headers": {"Authorization": SECRET}},
+        {"headers": ["Authorization: Bearer " + SECRET]},
+        {"header": f"Authorization: Basic {'dHIwdWI0ZG9yLWFuZC0z'}"},
+        {"cookies": {"session": SECRET}},
+        {"url": f"https://host/v1?api_key={SECRET}"},
+        {"url": f"https://host/v1?q=1&key={SECRET}&page=2"},
+        {"url": f"https://host/v1?access_token={SECRET}#top"},
+        {"url": f"https://host/blob?sv=1&sig={SECRET}"},
+        {"url": f"https://host/x?X-Amz-Signature={SECRET}"},
+        {"url": f"https://host/#access_token={SECRET}"},
+        {"url": f"redis://:{SECRET}@host:6379/0"},
+        {"url": f"postgres://me:{SECRET}@host/db"},
+        {"url": f"postgres://me:{SECRET}@more@host/db"},
+        {"url": f"https://{SECRET}@github.com/me/x.git"},
+        {"dsn": f"Server=host;Password={SECRET};Database=x"},
+        {"dsn": f"password={SECRET} host=db"},
+        {"db_pass": SECRET},
+        {"pwd": SECRET},
+        {"github_pat": SECRET},
+        {"token": SECRET},
+        {"pin_password": 12345678},
+    ],
+    ids=str,
+)
+def test_settings_that_hold_secrets(tree):
+    for redactor in (Redactor(), Redactor(tree)):
+        told = json.dumps(redactor.tree(tree))
+        assert SECRET not in told and "12345678" not in told and "dHIwdWI0" not in told and "[redacted]" in told
+        assert "host" in told or "host" not in json.dumps(tree)  # the rest stays
+
+
+def test_a_secret_of_an_address_is_known_without_it():
+    redactor = Redactor({"url": "redis://:p%40ss-w0rd-1@host/0"}, ["--db=mysql://me:s3cret-s3cret@h/x"])
+    assert redactor.text("p%40ss-w0rd-1 p@ss-w0rd-1 s3cret-s3cret") == "[redacted] [redacted] [redacted]"
+
+
+@pytest.mark.parametrize(
+    ("words", "cleaned"),
+    [
+        (["--api-keys", "abc", "def", "--steps", "5"], ["--api-keys", "[redacted]", "[redacted]", "--steps", "5"]),
+        (["--token", "a", "data.jsonl"], ["--token", "[redacted]", "data.jsonl"]),
+        (["--engine-kwargs", '{"api_key": "abc", "n": 1}'], ["--engine-kwargs", '{"api_key": "[redacted]", "n": 1}']),
+        (["--engine-kwargs={api_key: abc, n: 1}"], ["--engine-kwargs={api_key: [redacted], n: 1}"]),
+        (["--url", "https://h/?token=abc&n=1"], ["--url", "https://h/?token=[redacted]&n=1"]),
+        (["OPENAI_KEY=abc"], ["OPENAI_KEY=[redacted]"]),
+        (["--rewards", "secrets.py:correctness"], ["--rewards", "secrets.py:correctness"]),
+        (["--use-auth", "--eos-token", "</s>"], ["--use-auth", "--eos-token", "</s>"]),
+    ],
+)
+def test_words_of_a_command_line(words, cleaned):
+    redactor = Redactor(argv=words)
+    assert redactor.argv(words) == cleaned
+    assert redactor.text("data.jsonl correctness </s>") == "data.jsonl correctness </s>"
+
+
+def test_no_setting_of_ours_is_taken_for_a_secret():
+    """Else a run could not be gone on with: config.json would have lost it."""
+    known = {name for config in (GRPOConfig, ControlConfig, LanguageConfig, WorldModelConfig, RunConfig)
+             for name in config.model_fields} | {*column_types()}  # fmt: skip
+    assert not [name for name in known if names_a_secret(name) or names_a_secret(f"task.{name}")]
+
+
+def test_a_file_with_a_key_in_it_is_a_path(tmp_path):
+    place = str(tmp_path / "key.json")
+    config = {"credentials": place, "api_key": place}
+    assert Redactor(config, environ={"GOOGLE_APPLICATION_CREDENTIALS": place}).tree(config) == config
+    assert Redactor(environ={"X_API_KEY": "/9j4AAQSkZJRgABAQ"}).text("/9j4AAQSkZJRgABAQ") == "[redacted]"
