@@ -178,7 +178,7 @@ class ModelSource:
         given = list(given) if isinstance(given, Iterator) else given
         try:
             reward_N = torch.as_tensor(given).detach().to(device=like.device, dtype=torch.float32)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
             kinds = (
                 sorted({type(item).__name__ for item in given})
                 if isinstance(given, Iterable)
@@ -191,9 +191,8 @@ class ModelSource:
         bad = (~torch.isfinite(reward_N)).nonzero().flatten().tolist()
         if bad:
             pairs = f"row {bad[0]} (state {states[bad[0]]!r:.60}, action {actions[bad[0]]!r:.60})"
-            raise ValueError(
-                f"{name}: {pairs} is {float(reward_N[bad[0]])}; rewards must be finite ({len(bad)} are not)"
-            )
+            wrong = f"{float(given[bad[0]])}; rewards must be finite, in float32 too ({len(bad)} are not)"
+            raise ValueError(f"{name}: {pairs} is {wrong}")
         return reward_N
 
     def state(self) -> State:

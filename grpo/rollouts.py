@@ -17,7 +17,11 @@ from typing import Any
 from grpo.core.arrays import Array, expect_finite, expect_ndim, expect_shape, is_torch, is_traced, namespace, zeros
 from grpo.core.reductions import Denominators
 
-__all__ = ["Denominators", "Rollouts", "Scores", "Status", "by_cost", "by_rows"]
+__all__ = ["LARGEST_REWARD", "Denominators", "Rollouts", "Scores", "Status", "by_cost", "by_rows"]
+
+
+LARGEST_REWARD = 3.4028234663852886e38
+"""The largest number of float32, in which rewards are compared: one beyond it is as wrong as an infinite one."""
 
 
 class Status(IntEnum):

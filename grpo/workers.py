@@ -18,6 +18,8 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
+import struct
 import sys
 import time
 import warnings
@@ -30,6 +32,7 @@ from typing import Any
 
 from grpo.errors import line
 from grpo.run import output
+from grpo.run.signals import from_a_person
 
 START_TIMEOUT = 120.0
 """Seconds a new process may take to load what the function needs."""
@@ -83,6 +86,7 @@ class Worker:
 
     def _start(self) -> None:
         self.pipe, theirs = self._context.Pipe()
+        _limit(self.pipe, self._timeout)
         self._process = self._context.Process(
             target=self._serve,
             args=(theirs, self._function, self._timeout + ORPHAN_GRACE),
@@ -123,14 +127,20 @@ class Worker:
             self.restart()
             return Outcome(reason=str(error), of=_name(self._function))
         self._deadline = time.monotonic() + self._timeout
-        with contextlib.suppress(OSError):  # already dead: `answer` finds out
+        try:
             self.pipe.send_bytes(message)
+        except BlockingIOError:  # frozen: it does not even read
+            return self.give_up()
+        except OSError:  # already dead: `answer` finds out
+            pass
         return None
 
     def answer(self) -> Outcome:
         """The outcome, when `pipe` has one or has closed."""
         try:
             return Outcome(*self.pipe.recv())
+        except BlockingIOError:  # frozen amid its answer
+            return self.give_up()
         except (EOFError, OSError):
             self._process.join(5)
             code = self._process.exitcode
@@ -308,6 +318,13 @@ def close_all(workers: list[Worker]) -> None:
         workers.pop().close()
 
 
+def _limit(pipe: connection.Connection, seconds: float) -> None:
+    """A frozen process neither reads nor writes on: what waits for it longer than this gets a BlockingIOError."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as end:  # the two are one: what is set here holds there
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+
+
 # --- in the worker --------------------------------------------------------------------------------------------------
 
 
@@ -346,8 +363,8 @@ def _call(function: Callable[[Any], Any], item: Any) -> Outcome:
     try:
         return Outcome(function(item))
     except BaseException as error:  # also sys.exit: a reward has no say in when training ends
-        if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
-            raise  # a person's Ctrl-C, while running inline
+        if from_a_person(error):  # while running inline
+            raise
         return Outcome(reason=line(error), of=_name(function))
 
 

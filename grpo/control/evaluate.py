@@ -22,6 +22,7 @@ from grpo.envs.evaluate import Evaluation, rendered
 from grpo.envs.fleet import Fleet
 from grpo.envs.make import EnvFactory
 from grpo.envs.rules import EpisodeRules
+from grpo.envs.serial import close
 from grpo.envs.spaces import stack
 from grpo.envs.video import can_show, record
 from grpo.seeding import generator
@@ -131,4 +132,4 @@ def watch(
         return list(record(player, player.act, len(seeds), seeds, video).returns)
     finally:
         if shown is not env:
-            shown.close()
+            close(shown)

@@ -22,6 +22,8 @@ from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.serial import numbered
 from grpo.envs.spaces import bounds, leaves, numeric, put, zeros
 from grpo.errors import line
+from grpo.rollouts import LARGEST_REWARD
+from grpo.run.signals import from_a_person
 
 Members: TypeAlias = Sequence[int] | np.ndarray
 
@@ -60,7 +62,9 @@ class BatchedFleet:
             observation = self._start(members, own)
         except EnvError:
             raise
-        except Exception as error:  # anything an environment may raise
+        except BaseException as error:  # anything an environment may raise
+            if from_a_person(error):
+                raise
             observation, problem = zeros(self.observation_space, len(members)), f"reset raised {line(error)}"
         self._over_M[members], self._length_M[members] = bool(problem), 0
         for member, seed in zip(members.tolist(), own, strict=True):
@@ -141,7 +145,9 @@ class BatchedFleet:
             observation, reward, terminated_M, truncated_M, success_M = self._advance(members, action_M)
         except EnvError:
             raise
-        except Exception as error:  # anything an environment may raise
+        except BaseException as error:  # anything an environment may raise
+            if from_a_person(error):
+                raise
             problem = line(error)
             self._over_M[members] = True
             return self._nothing(len(members), {p: self._say(m, problem) for p, m in enumerate(members)})
@@ -150,6 +156,7 @@ class BatchedFleet:
         self._action_MT[members, at_M] = action_M
         self._length_M[members] = at_M + 1
         reward_M = np.array(reward, float)
+        reward_M[np.abs(reward_M) > LARGEST_REWARD] = np.inf
         terminated_M, truncated_M = np.array(terminated_M, bool), np.array(truncated_M, bool)
         self._over_M[members] = terminated_M | truncated_M
         errors = self._withdraw(members, observation, reward_M)
@@ -167,7 +174,7 @@ class BatchedFleet:
             for leaf in leaves(tree):
                 leaf[bad_M] = 0
         self._over_M[members[bad_M]] = True
-        problem = "its observation or reward is NaN or infinite"
+        problem = "its observation or reward is NaN, infinite or more than float32 can hold"
         return {int(p): self._say(members[p], problem) for p in np.flatnonzero(bad_M)}
 
     def _numbers(self, members: Members) -> np.ndarray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -20,15 +21,20 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 from grpo.envs import snapshot
+from grpo.envs.answers import Wrong, flag_of, kind_of, reader, reward_of, success_of
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.spaces import bounds, numeric, put, zeros
 from grpo.errors import line
+from grpo.run.limits import at_most
+from grpo.run.signals import from_a_person
 
 Env: TypeAlias = gym.Env[Any, Any]
 Make: TypeAlias = Callable[[], Env]
 Watch: TypeAlias = Callable[[int, int], None]
 """Told (member, step) before each call into an environment: −1 making it, 0 its reset, 1 … its steps."""
 
+CLOSE_TIMEOUT = 10.0
+"""Seconds that an environment may take to close."""
 MAKING = -1
 ENDED = "its episode has ended"
 NOBODY = -1
@@ -70,7 +76,7 @@ class SerialFleet:
         self._spare = None if given else first  # made for its spaces; the first member to be reset takes it
         self.name: str = getattr(make, "name", None) or name_of(first)
         self.observation_space, self.action_space = _spaces_of(first, self.name)
-        self._read, self._actions = _reader(first.observation_space), _Actions(self.action_space)
+        self._read, self._actions = reader(first.observation_space), _Actions(self.action_space)
         self.horizon = time_limit(first)
         self._branching: str | EnvError | None = None
         if len({id(env.unwrapped) for env in given}) < len(given):
@@ -99,10 +105,12 @@ class SerialFleet:
             try:
                 if not fits_M[at]:
                     member.step = len(member.actions) + 1
-                    raise _Wrong(f"action {action_M[at]} is not in {self.action_space}")
+                    raise Wrong(f"action {action_M[at]} is not in {self.action_space}")
                 reward_M[at], terminated_M[at], truncated_M[at], success_M[at] = self._advance(number, action_M[at])
                 put(seen, slice(at, at + 1), member.seen)
-            except (Exception, SystemExit) as error:  # anything an environment may raise
+            except BaseException as error:  # anything an environment may raise
+                if from_a_person(error):
+                    raise
                 errors[at] = self._failed(number, error)
         return Stepped(seen, reward_M, terminated_M, truncated_M, told(success_M), errors)
 
@@ -160,7 +168,8 @@ class SerialFleet:
     def close(self) -> None:
         """Close every environment."""
         for env in [self._spare, *(member.env for member in self._members)]:
-            _close(env)
+            if env is not None:
+                close(env)
         self._spare, self._members = None, [_Member() for _ in range(self.size)]
 
     def _begin(
@@ -176,7 +185,9 @@ class SerialFleet:
             try:
                 begin(number, starts[at])
                 put(seen, slice(at, at + 1), member.seen)
-            except (Exception, SystemExit) as error:  # anything an environment may raise
+            except BaseException as error:  # anything an environment may raise
+                if from_a_person(error):
+                    raise
                 errors[at] = self._failed(number, error)
         return Begun(seen, errors)
 
@@ -191,7 +202,7 @@ class SerialFleet:
         self._enter(number, 0)
         answer: Any = member.env.reset(seed=member.seed)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            raise _Wrong(f"reset() gave {_kind(answer)}, not (observation, info)")
+            raise Wrong(f"reset() gave {kind_of(answer)}, not (observation, info)")
         self._same_spaces(member)
         member.seen = self._read(answer[0])
 
@@ -201,14 +212,14 @@ class SerialFleet:
         assert member.env is not None
         actions, fits_T = self._actions.read(moment.actions, len(moment.actions), self.name)
         if not fits_T.all():
-            raise _Wrong(f"the snapshot has actions that are not in {self.action_space}")
+            raise Wrong(f"the snapshot has actions that are not in {self.action_space}")
         if moment.state is not None:
             member.seen = snapshot.write_state(member.env, moment.state, member.seen)
             member.actions, member.rest = list(actions), ENDED if moment.state["ended"] else None
             return
         for action in actions:
             if member.rest:
-                raise _Wrong(f"played again, {member.rest} before the {len(actions)} actions of the snapshot were used")
+                raise Wrong(f"played again, {member.rest} before the {len(actions)} actions of the snapshot were used")
             self._advance(number, action)
 
     def _advance(self, number: int, action: Any) -> tuple[float, bool, bool, float]:
@@ -218,14 +229,14 @@ class SerialFleet:
         self._enter(number, len(member.actions) + 1)
         answer: Any = member.env.step(self._actions.given(action))
         if not (isinstance(answer, tuple) and len(answer) == 5):
-            raise _Wrong(f"step() gave {_kind(answer)}, not {_ANSWER}")
-        seen, reward = self._read(answer[0]), _reward(answer[1])
-        terminated, truncated = _flag(answer[2], "terminated"), _flag(answer[3], "truncated")
+            raise Wrong(f"step() gave {kind_of(answer)}, not {_ANSWER}")
+        seen, reward = self._read(answer[0]), reward_of(answer[1])
+        terminated, truncated = flag_of(answer[2], "terminated"), flag_of(answer[3], "truncated")
         member.actions.append(action)
         member.seen = seen
         if terminated or truncated:
             member.rest = ENDED
-        return reward, terminated, truncated and not terminated, _success(answer[4])
+        return reward, terminated, truncated and not terminated, success_of(answer[4])
 
     def _enter(self, number: int, step: int) -> None:
         self._members[number].step = step
@@ -236,7 +247,7 @@ class SerialFleet:
         env = self._make()
         for member in self._members:
             if member.env is not None and member.env.unwrapped is env.unwrapped:
-                raise _Wrong("the factory gave one environment twice; it must make a new one whenever it is called")
+                raise Wrong("the factory gave one environment twice; it must make a new one whenever it is called")
         return env
 
     def _same_spaces(self, member: _Member) -> None:
@@ -248,7 +259,7 @@ class SerialFleet:
         pairs = (self.observation_space, numeric(now[0])), (self.action_space, now[1])
         for name, (before, after) in zip(("observation", "action"), pairs, strict=True):
             if before != after:
-                raise _Wrong(f"its {name} space is {after}, the fleet's {before}")
+                raise Wrong(f"its {name} space is {after}, the fleet's {before}")
         member.spaces = now
 
     def _failed(self, number: int, error: BaseException) -> str:
@@ -256,9 +267,10 @@ class SerialFleet:
         member = self._members[number]
         member.rest, member.seen = "it failed", None
         if self._make is not None:
-            _close(member.env)
+            if member.env is not None:
+                close(member.env)
             member.env = None
-        said = str(error) if isinstance(error, _Wrong | EnvError) else line(error)
+        said = str(error) if isinstance(error, Wrong | EnvError) else line(error)
         return f"{self.name} member {number}, {when(member.step)}: {said}"
 
 
@@ -266,10 +278,6 @@ def self_test(make: Make) -> str:
     """Prove how what a factory makes can be branched: "state" or "replay"; EnvError: not at all."""
     with contextlib.closing(SerialFleet(make, 1)) as made:
         return made.branching()
-
-
-class _Wrong(Exception):
-    """What an environment must not do, in words that need no class before them."""
 
 
 def numbered(members: Sequence[int] | np.ndarray, size: int, name: str) -> list[int]:
@@ -365,77 +373,13 @@ class _Actions:
         return np.array(actions, self._dtype).reshape(len(actions), *self._shape)
 
 
-def _reader(space: gym.Space[Any], label: str = "observation") -> Callable[[Any], Tree]:
-    """Reads single observations of a space: checked, in its dtype, without what is not numbers."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        named: list[tuple[Any, gym.Space[Any]]] = (
-            list(space.spaces.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
-        )
-        parts = [(key, _reader(part, f"{label}[{key!r}]")) for key, part in named if numeric(part) is not None]
-        wanted, kind = (dict, "dict") if isinstance(space, spaces.Dict) else (tuple | list, "tuple")
-
-        def read_parts(value: Any) -> Tree:
-            if not isinstance(value, wanted):
-                raise _Wrong(f"{label} is {_kind(value)}, not a {kind}")
-            try:
-                return {str(key): read(value[key]) for key, read in parts}
-            except (KeyError, IndexError) as error:
-                raise _Wrong(f"{label} has no part {error}, its space does") from None
-
-        return read_parts
-
-    shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
-    low, high = (None, None) if isinstance(space, spaces.Box) else bounds(space)
-
-    def read(value: Any) -> Tree:
-        array = np.asarray(value)
-        if array.shape != shape:
-            raise _Wrong(f"{label} has shape {array.shape}, its space {shape}")
-        if array.dtype != dtype:
-            with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is found below
-                cast = array.astype(dtype) if array.dtype.kind in "biuf" else None
-            if cast is None or (dtype.kind != "f" and not np.array_equal(cast, array)):
-                raise _Wrong(f"{label} is {array.dtype}, its space {dtype}")
-            array = cast
-        if dtype.kind == "f" and not np.isfinite(array).all():
-            raise _Wrong(f"{label} is not finite: {np.ravel(array)[~np.isfinite(array).ravel()][0]}")
-        if low is not None and not ((array >= low) & (array <= high)).all():
-            raise _Wrong(f"{label} {array} is not in {space}")
-        return array
-
-    return read
-
-
-def _reward(value: Any) -> float:
+def close(env: Any) -> None:
+    """Close an environment, whatever it makes of that: it may raise, and it may take its time."""
     try:
-        reward = math.nan if getattr(value, "ndim", 0) else float(value)
-    except (TypeError, ValueError):
-        reward = math.nan
-    if not math.isfinite(reward):
-        raise _Wrong(f"reward is {value!r:.80}, not a finite number")
-    return reward
-
-
-def _flag(value: Any, name: str) -> bool:
-    if isinstance(value, bool | np.bool_) or (getattr(value, "dtype", None) == np.bool_ and not np.ndim(value)):
-        return bool(value)
-    raise _Wrong(f"{name} is {value!r:.80}, not True or False")
-
-
-def _success(info: Any) -> float:
-    """1, 0, or NaN where the environment does not tell."""
-    if not isinstance(info, dict):
-        raise _Wrong(f"info is {_kind(info)}, not a dict")
-    value = info.get("is_success", info.get("success"))
-    return math.nan if value is None or np.ndim(value) else float(bool(value))
-
-
-def _kind(value: Any) -> str:
-    """For messages: what something is."""
-    return f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__qualname__}"
-
-
-def _close(env: Env | None) -> None:
-    if env is not None:
-        with contextlib.suppress(Exception, SystemExit):
+        with at_most(CLOSE_TIMEOUT, f"{name_of(env)}.close()"):
             env.close()
+    except TimeoutError as error:
+        warnings.warn(f"{error}; it is left as it is", stacklevel=2)
+    except BaseException as error:
+        if from_a_person(error):
+            raise

@@ -19,6 +19,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from grpo.envs.batched import BatchedFleet, Members, success_of
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Tree
+from grpo.envs.serial import close
 from grpo.envs.snapshot import same
 from grpo.envs.spaces import put, take
 from grpo.errors import line
@@ -78,9 +79,9 @@ class GymVectorFleet(BatchedFleet):
 
     def close(self) -> None:
         """Close the batched environment."""
-        self._env.close()
+        close(self._env)
         if not self._lockstep:
-            self._scout.close()
+            close(self._scout)
 
     def restore(self, members: Members, snapshots: Sequence[Snapshot]) -> Begun:
         """Write the state back where it is kept; else play each seed's actions again."""

@@ -27,10 +27,14 @@ import numpy as np
 from grpo.envs.fleet import EnvError
 from grpo.envs.serial import name_of
 from grpo.errors import line
+from grpo.run.limits import at_most
+from grpo.run.signals import from_a_person
 
 DEFAULT_FPS = 30
 MAX_FRAMES = 20_000
 """Eleven minutes at 30 frames a second: an environment without a horizon must end somewhere."""
+RENDER_TIMEOUT = 60.0
+"""Seconds that an environment may take to draw itself once; the first time it loads its libraries."""
 PROBE_TIMEOUT = 120.0
 """Seconds a fresh process may take to open an off-screen display."""
 
@@ -96,8 +100,11 @@ def frames_of(env: gym.Env[Any, Any]) -> list[np.ndarray]:
         raise EnvError(f"{name_of(env)} has render_mode {env.render_mode!r} of its modes {modes}; {remedy}")
     draw_off_screen(env)
     try:
-        drawn: Any = env.render()
-    except Exception as error:  # anything an environment may raise
+        with at_most(RENDER_TIMEOUT, "render()"):
+            drawn: Any = env.render()
+    except BaseException as error:  # anything an environment may raise
+        if from_a_person(error):
+            raise
         raise EnvError(f"{name_of(env)} cannot be drawn ({line(error)})") from error
     return [np.asarray(frame) for frame in (drawn if isinstance(drawn, list | tuple) else [drawn])]
 

@@ -5,12 +5,17 @@ SIGHUP is a terminal that was closed or an ssh that was lost.
 
 from __future__ import annotations
 
+import multiprocessing
 import signal
 import threading
 from types import FrameType
 from typing import Any
 
 INTERRUPTED, PREEMPTED = "interrupted", "preempted"
+
+
+class LeaveAtOnce(KeyboardInterrupt):
+    """A second Ctrl-C."""
 
 
 class StopSignals:
@@ -40,5 +45,16 @@ class StopSignals:
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.reason is not None:
-            raise KeyboardInterrupt
+            raise LeaveAtOnce
         self.reason = self.reason or (INTERRUPTED if number == signal.SIGINT else PREEMPTED)
+
+
+def from_a_person(error: BaseException) -> bool:
+    """Whether this is somebody's Ctrl-C, not a KeyboardInterrupt that a reward or an environment raised.
+
+    Workers lead sessions of their own, which no Ctrl-C reaches; while a run listens, only the run itself raises one.
+    """
+    if not isinstance(error, KeyboardInterrupt) or multiprocessing.parent_process() is not None:
+        return False
+    listener = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return isinstance(error, LeaveAtOnce) or not isinstance(listener, StopSignals)

@@ -21,7 +21,11 @@ import numpy as np
 from grpo.errors import nearest
 from grpo.run import open_trackers
 from grpo.run.folder import Row, RunFolder
+from grpo.run.limits import at_most
 from grpo.run.open_trackers import TrackerError as TrackerError
+
+SHORT, LONG = 30.0, 120.0
+"""Seconds that a tracker may take for a row; to begin, to show a file, to end with what is still to be sent."""
 
 
 @runtime_checkable
@@ -40,7 +44,7 @@ class ShowsFiles(Protocol):
 
 
 class Trackers:
-    """Those of a run. One that fails is reported once and left out from then on: training does not wait for it."""
+    """Those of a run. One that fails or hangs is reported once and left out from then on."""
 
     def __init__(self, tell: Callable[[int, str, str], None], folder: RunFolder | None = None) -> None:
         """tell: hears of one that fails, with the step, an event's name and a sentence."""
@@ -60,7 +64,8 @@ class Trackers:
                 elif tracker in there:
                     self._trackers.append(there[tracker])
                 else:
-                    self._trackers.append(make_tracker(tracker, self._folder, project))
+                    with at_most(LONG, "its beginning"):
+                        self._trackers.append(make_tracker(tracker, self._folder, project))
             except TrackerError:
                 raise
             except Exception as error:  # whatever a tracker may raise
@@ -71,24 +76,25 @@ class Trackers:
         self._step = step
         metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
         for tracker in list(self._trackers):
-            self._try(tracker, partial(tracker.log, step, metrics))
+            self._try(tracker, partial(tracker.log, step, metrics), "log()", SHORT)
 
     def show(self, step: int, name: str, path: Path) -> None:
         """Pass on a file to look at, to those that can show it."""
         for tracker in list(self._trackers):
             if isinstance(tracker, ShowsFiles):
-                self._try(tracker, partial(tracker.show, step, name, path))
+                self._try(tracker, partial(tracker.show, step, name, path), "show()", LONG)
 
     def close(self) -> None:
         """Finish them all."""
         while self._trackers:
             tracker = self._trackers[-1]
-            self._try(tracker, tracker.close)
+            self._try(tracker, tracker.close, "close()", LONG)
             self._trackers = [other for other in self._trackers if other is not tracker]
 
-    def _try(self, tracker: Tracker, call: Callable[[], Any]) -> None:
+    def _try(self, tracker: Tracker, call: Callable[[], Any], what: str, seconds: float) -> None:
         try:
-            call()
+            with at_most(seconds, what):  # in this thread: many trackers know only the one they were begun in
+                call()
         except Exception as error:  # whatever a tracker may raise
             self._trackers.remove(tracker)
             self._report(type(tracker).__name__, error)

@@ -16,6 +16,7 @@ import torch
 from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation, rendered
 from grpo.envs.fleet import Fleet
+from grpo.envs.serial import close
 from grpo.envs.spaces import put, stack, zeros
 from grpo.envs.video import can_show, record
 from grpo.seeding import derive
@@ -146,7 +147,7 @@ def watch(
         return [_episode(env, act, start) for start in seeds]
     finally:
         if shown is not copies.single:
-            shown.close()
+            close(shown)
 
 
 def _episode(env: gym.Env[Any, Any], act: Callable[[Any], Any], seed: int) -> float:

@@ -1,11 +1,13 @@
 """Environments that misbehave. A module of its own, so that workers load it and nothing heavy."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -75,6 +77,10 @@ def grows(env, answer):
     return (np.zeros(5, np.float32), *answer[1:])
 
 
+def interrupts(env, answer):
+    raise KeyboardInterrupt
+
+
 DEEDS = {
     "raises": raises,
     "exits": lambda env, answer: sys.exit(1),
@@ -98,8 +104,24 @@ DEEDS = {
     "old interface": lambda env, answer: (answer[0], answer[1], False, {}),
     "grows": grows,
     "both ends": lambda env, answer: (answer[0], answer[1], True, True, {}),
+    "large reward": with_part(1, 1e39),
+    "long reward": with_part(1, 10**5000),
+    "interrupts": interrupts,
 }
 SEEDS = {deed: 1000 + i for i, deed in enumerate(DEEDS)}
+
+
+class Stuck(Walk):
+    """Neither draws nor closes itself; whatever is raised inside is caught."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array"]}
+
+    def render(self):
+        for _ in range(2):
+            with contextlib.suppress(Exception):
+                time.sleep(10)
+
+    close = render
 
 
 class Endless(Walk):

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from grpo.envs.fleet import EnvError, Snapshot
 from grpo.envs.make import DEFAULT_HORIZON, EnvFactory, make_fleet
 from grpo.envs.processes import ProcessFleet
 from grpo.envs.serial import SerialFleet
+from grpo.envs.video import frames_of
+from grpo.run.signals import StopSignals
 from tests.faults import envs
-from tests.faults.test_workers import gone, run_script
+from tests.faults.test_workers import frozen, gone, run_script
 
 UNRULY = EnvFactory(envs.Unruly)
 ANSWERS = {
@@ -29,6 +32,8 @@ ANSWERS = {
     "no observation": "observation has shape (), its space (3,)",
     "NaN reward": "reward is nan, not a finite number",
     "infinite reward": "reward is inf, not a finite number",
+    "large reward": "reward is 1e+39, which float32 cannot hold; scale it",
+    "long reward": "reward is a int, not a finite number",
     "many rewards": "reward is array([0., 0., 0.]), not a finite number",
     "no reward": "reward is None, not a finite number",
     "odd end": "terminated is 'yes', not True or False",
@@ -134,6 +139,46 @@ def test_what_raises_in_a_worker_costs_no_worker(processes, well_behaved):
     assert errors == {1: f"Unruly member 1, step {envs.STEP}: ValueError: no such state"}
     np.testing.assert_array_equal(seen[:, [0, 2, 3]], well_behaved[:, [0, 2, 3]])
     assert [worker._process.pid for worker in processes._workers] == pids
+
+
+def test_a_keyboard_interrupt_of_its_own_is_a_failure_like_any_other(processes, well_behaved):
+    """In a worker, which no Ctrl-C reaches, and in this process while a run listens for one."""
+    for fleet in (processes, SerialFleet(UNRULY, 4)):
+        with StopSignals() as asked:
+            seen, errors = walk(fleet, [1, envs.SEEDS["interrupts"], 3, 4], 5)
+            assert errors == {1: f"Unruly member 1, step {envs.STEP}: KeyboardInterrupt"}
+            np.testing.assert_array_equal(np.delete(seen, 1, 1), np.delete(well_behaved, 1, 1))
+            assert asked.reason is None
+    with pytest.raises(KeyboardInterrupt):  # nobody listens: it may be a person's
+        walk(SerialFleet(UNRULY, 1), [envs.SEEDS["interrupts"]], 5)
+
+
+def test_a_second_ctrl_c_gets_past_an_environment():
+    fleet = SerialFleet(EnvFactory(envs.Walk), 1)
+    with StopSignals(), pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        with mock.patch.object(envs.Walk, "reset", lambda self, **_: os.kill(os.getpid(), signal.SIGINT)):
+            fleet.reset([0], [1])
+
+
+def test_drawing_and_closing_that_hang_are_given_up(monkeypatch):
+    monkeypatch.setattr("grpo.envs.video.RENDER_TIMEOUT", 0.1)
+    monkeypatch.setattr("grpo.envs.serial.CLOSE_TIMEOUT", 0.1)
+    stuck = envs.Stuck(render_mode="rgb_array")
+    with pytest.raises(EnvError, match=r"Stuck cannot be drawn \(TimeoutError: render\(\) did not end in 0.1 s\)"):
+        frames_of(stuck)
+    with pytest.warns(UserWarning, match=r"Stuck.close\(\) did not end in 0.1 s; it is left as it is"):
+        SerialFleet([stuck]).close()
+
+
+def test_a_frozen_worker_is_replaced_whatever_is_sent_to_it(processes):
+    assert not walk(processes, [1, 2, 3, 4], 1)[1]
+    long = Snapshot(1, np.ones(10**6, int))  # more than a pipe holds
+    with frozen(processes._workers[0]):
+        begun = processes.restore([0, 1], [long, Snapshot(1, np.ones(1, int))])
+    assert set(begun.errors) == {0}
+    assert "hung for 2 s; killed and started again" in begun.errors[0]
+    assert not walk(processes, [1, 2, 3, 4], 1)[1]
 
 
 def test_a_worker_that_dies_while_idle_is_noticed(processes):

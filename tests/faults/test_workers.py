@@ -4,10 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,25 @@ def test_hangs_are_killed_and_cost_only_themselves(pool):
     outcomes = pool.map(items)
     assert [outcome.ok for outcome in outcomes] == [False, True, False, False, True, False]
     assert {o.error for o in outcomes if not o.ok} == {"behave: no answer in 1.5 s, killed"}
+
+
+@contextmanager
+def frozen(worker):
+    """Its process stands still; not for ever, should nobody replace it."""
+    pid = worker._process.pid
+    thaw = threading.Timer(20, os.kill, (pid, signal.SIGCONT))
+    os.kill(pid, signal.SIGSTOP)
+    thaw.start()
+    yield
+    thaw.cancel()
+
+
+def test_a_worker_frozen_between_calls_is_replaced(pool):
+    """An argument that fits no pipe would wait for it for ever."""
+    assert all(outcome.ok for outcome in pool.map(["pid", "pid"]))  # both are up
+    with frozen(pool._workers[-1]):
+        assert pool.map(["x" * 10**6])[0].error == "behave: no answer in 1.5 s, killed"
+    assert all(outcome.ok for outcome in pool.map(["pid", "pid"]))
 
 
 def test_what_a_call_prints_is_not_its_failure(pool):

@@ -376,6 +376,7 @@ def test_the_report_has_the_last_pass():
             r"row 0 \(state 0, action \d\) is nan; rewards must be finite",
         ),
         (lambda s, a: [0.0] * 31 + [float("inf")], ValueError, r"row 31 \(state 3, action \d\) is inf"),
+        (lambda s, a: [1e39] + [0.0] * 31, ValueError, r"row 0 \(state 0, action \d\) is 1e\+39; .* in float32 too"),
         (lambda s, a: ["good"] * 32, TypeError, r"must return numbers, got str"),
         (lambda s, a: [None] * 32, TypeError, r"must return numbers, got NoneType"),
         (lambda s, a: torch.zeros(32, 1), ValueError, r"returned shape \(32, 1\)"),

@@ -15,7 +15,6 @@ import asyncio
 import functools
 import inspect
 import math
-import multiprocessing
 import numbers
 import operator
 import os
@@ -29,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.config import ConfigError
 from grpo.errors import line, nearest
+from grpo.rollouts import LARGEST_REWARD
+from grpo.run.signals import from_a_person
 
 if TYPE_CHECKING:
     from grpo.language.samples import Sample
@@ -249,8 +250,8 @@ def _call(call: Call, named: Mapping[str, Any], size: int) -> list[Verdict]:
     try:
         return _read(call, call.function(**named), size)
     except BaseException as error:  # also sys.exit: a reward has no say in when training ends
-        if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
-            raise  # a person's Ctrl-C, while running inline
+        if from_a_person(error):  # while running inline
+            raise
         return [_failed(error)] * size
 
 
@@ -261,6 +262,8 @@ async def _gather(call: Call, calls: Sequence[Mapping[str, Any]], size: int, tim
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # SystemExit would end the loop, and with it the other samples
+            if from_a_person(error):
+                raise
             return [_failed(error)] * size
 
     async def timed(named: Mapping[str, Any]) -> list[Verdict]:
@@ -293,13 +296,13 @@ def _verdict(value: Any) -> Verdict:
         if not isinstance(value, Mapping):
             return Verdict(_number(value))
         parts = {str(name): number for name, part in value.items() if (number := _number(part)) is not None}
-        return Verdict(math.fsum(parts.values()) if parts else None, parts=parts)
+        return Verdict(_fit(math.fsum(parts.values())) if parts else None, parts=parts)
     except Wrong as error:
         return _failed(error)
 
 
 def _number(value: Any) -> float | None:
-    """A finite float, or None = no opinion."""
+    """A float that rewards can be compared in, or None = no opinion."""
     if isinstance(value, BaseException):  # in place of one reward of a batch
         raise Wrong(line(value))
     if value is None:
@@ -311,8 +314,18 @@ def _number(value: Any) -> float | None:
             raise Wrong(f"gave {_shown(value)}, which is not one number") from None
     if not isinstance(value, numbers.Real):
         raise Wrong(f"gave {_shown(value)}, which is not a number")
-    if not math.isfinite(number := float(value)):
+    try:
+        return _fit(float(value))
+    except OverflowError:  # a whole number of hundreds of digits
+        raise Wrong("gave a number too large for a float; scale it") from None
+
+
+def _fit(number: float) -> float:
+    """The same number, which can be compared with others."""
+    if not math.isfinite(number):
         raise Wrong(f"gave {number}; return None where it has no opinion")
+    if abs(number) > LARGEST_REWARD:
+        raise Wrong(f"gave {number:g}, which float32 cannot hold; scale it")
     return number
 
 

@@ -8,7 +8,6 @@ what others said is put behind it as ids of its own, masked out of the loss: not
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,8 @@ from grpo.language.rewards.lookup import find
 from grpo.language.samples import Message, Prompt, Sample
 from grpo.language.source import Groups
 from grpo.language.turns.tools import Call, Toolbox, parse_calls
+from grpo.rollouts import LARGEST_REWARD
+from grpo.run.signals import from_a_person
 from grpo.seeding import mixed
 
 __all__ = ["Call", "Conversation", "Environment", "Toolbox", "make_conversation", "parse_calls"]
@@ -119,7 +120,9 @@ class _Talk:
         """A failure inside ends this conversation, and no other."""
         try:
             yield
-        except (Exception, SystemExit) as error:  # anyone's code: it has no say in when training ends
+        except BaseException as error:  # anyone's code: it has no say in when training ends
+            if from_a_person(error):
+                raise
             self.error = self.error or f"{what}, row {self.prompt.row}: {line(error)}"
             self.end()
 
@@ -241,9 +244,10 @@ class Conversation:
         with talk.blaming(f"{self._name}.step"):
             said, reward, done = talk.environment.step(talk.text)
             if reward is not None:
-                if not math.isfinite(reward):
-                    raise ValueError(f"the reward is {reward}")
-                talk.reward = (talk.reward or 0.0) + float(reward)
+                total = float((talk.reward or 0.0) + reward)
+                if not abs(total) <= LARGEST_REWARD:  # NaN is not, either
+                    raise ValueError(f"the reward is {total}")
+                talk.reward = total
             new = _messages(said)
             if done or talk.stop == "length":
                 talk.end()

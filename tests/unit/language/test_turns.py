@@ -348,6 +348,7 @@ def breaking(method, problem):
         ("step", SystemExit(3), "Breaks.step, row 0: SystemExit: 3"),
         ("step", (None, 1.0), "Breaks.step, row 0: ValueError: not enough values"),
         ("step", (None, float("nan"), True), "Breaks.step, row 0: ValueError: the reward is nan"),
+        ("step", (None, 1e39, True), "Breaks.step, row 0: ValueError: the reward is 1e+39"),
         ("step", (None, 1.0, False), "Breaks.step, row 0: ValueError: it is not done"),
         ("step", ("hm", "many", False), "Breaks.step, row 0: TypeError"),
         ("close", RuntimeError("still busy"), "Breaks.close, row 0: RuntimeError: still busy"),

@@ -3,6 +3,8 @@
 import io
 import struct
 import sys
+import threading
+import time
 import types
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from PIL import Image
 
 from grpo.envs.video import write_video
+from grpo.run.folder import RunFolder
 from grpo.run.trackers import TrackerError, make_tracker, moving_picture
 from tests.faults.tiny import QUICK, make_folder, make_trainer, run, train
 
@@ -81,6 +84,33 @@ def test_a_tracker_that_is_down_at_the_start_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", module)
     summary, _ = train(tmp_path / "run", 2, trackers=["trackio"])
     assert summary.events == {"tracker_failed": 1}
+
+
+@pytest.mark.parametrize("where", ["log", "close", "init"])
+def test_one_that_hangs_is_left_out(where, tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo.run.trackers.SHORT", 0.1)
+    monkeypatch.setattr("grpo.run.trackers.LONG", 0.1)
+    told = []
+
+    class Hangs:
+        def log(self, step, metrics):
+            told.append(step)
+            if where == "log":
+                threading.Event().wait(10)
+
+        def close(self):
+            if where == "close":
+                time.sleep(10)
+
+    module = types.ModuleType("trackio")
+    module.init = lambda **options: time.sleep(10)
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    summary, _ = train(tmp_path / "run", 3, trackers=["trackio" if where == "init" else Hangs()])
+    assert (summary.reason, summary.step, summary.exit_code) == ("done", 3, 0)
+    events = RunFolder.open(tmp_path / "run").events()
+    assert [row["event"] for row in events] == ["tracker_failed"]
+    assert "did not end in 0.1 s" in events[0]["message"]
+    assert told == {"log": [1], "close": [1, 2, 3], "init": []}[where]
 
 
 @pytest.mark.slow
