@@ -22,6 +22,7 @@ import re
 import secrets
 import shutil
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -209,9 +210,16 @@ class RunFolder:
         row = self.redactor.tree(row)
         try:
             self._append("events.jsonl", row)
-        except (OSError, FolderError):
+        except (OSError, FolderError) as error:
             self.counts["events_lost"] += 1
+            if self.counts["events_lost"] == 1:
+                warnings.warn(f"{self.path}/events.jsonl cannot be written ({error})", stacklevel=2)
         return row
+
+    def alarm(self, step: int, name: str, message: str) -> None:
+        """An event that a person should hear of at once, also where the folder cannot be written to."""
+        told = self.event(step, name, message)
+        warnings.warn(f"{self.path}: {told['message']}", stacklevel=2)
 
     def write_samples(
         self, step: int, rows: Sequence[Row], arrays: Mapping[str, np.ndarray], kind: str = "step"

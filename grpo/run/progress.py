@@ -159,7 +159,8 @@ class Live:
 
 def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[str, str]]:
     """What is worth knowing at the end, and where the results are."""
-    rows = [("ended", summary.reason), ("steps", str(summary.step)), ("seconds", f"{summary.seconds:.1f}")]
+    rows = [("ended", summary.reason), *([("why", summary.why)] if summary.why else [])]
+    rows += [("steps", str(summary.step)), ("seconds", f"{summary.seconds:.1f}")]
     rows += [("time", in_words(summary.time_split))] if summary.time_split else []
     rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics, names)]  # type: ignore[misc]
     rows += [(f"event {name}", str(count)) for name, count in sorted(summary.events.items())]

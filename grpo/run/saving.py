@@ -28,6 +28,8 @@ class Saving:
         """Of the newest checkpoint."""
         self.given_up = False
         """Too many have failed, or the last one has."""
+        self.why = ""
+        """What the last of them ended with."""
         self._failures = 0
         self._under_way: _Publication | None = None
         self._cut = False
@@ -74,7 +76,8 @@ class Saving:
             self._failures += 1
             self.given_up = self.given_up or last or self._failures >= MAX_UNSAVED
             what = f"step {publication.step} was not saved, the older ones are kept: {publication.error}"
-            self._folder.event(publication.step, "checkpoint_failed", what)
+            self._folder.alarm(publication.step, "checkpoint_failed", what)
+            self.why = f"{what}; make room, then resume" if self.given_up else ""
         elif publication.error is not None:
             raise publication.error
         else:

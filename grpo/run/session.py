@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -140,11 +139,9 @@ class Session(Stepping):
         """The disk takes no more lines: samples are given up first, then, after a few steps, the run."""
         self._samples_off = True
         self._unrecorded += 1
-        try:
-            self.folder.event(step, "metrics_failed", f"step {step} was not recorded: {error}")
-        except OSError:
-            warnings.warn(f"step {step} was not recorded: {error}", stacklevel=2)
+        self.folder.alarm(step, "metrics_failed", f"step {step} was not recorded: {error}")
         if self._unrecorded >= MAX_UNSAVED:
+            self.why = f"{MAX_UNSAVED} steps in a row were not recorded: {error}; make room, then resume"
             self.end("unsaved")
 
     def sample(self, report: StepReport, groups: int | None) -> None:
@@ -157,7 +154,7 @@ class Session(Stepping):
             self.folder.write_samples(report.step, rows, arrays)
         except OSError as error:
             self._samples_off = True
-            self.folder.event(report.step, "samples_off", f"no groups are kept from here on: {error}")
+            self.folder.alarm(report.step, "samples_off", f"no groups are kept from here on: {error}")
         except Exception as error:  # of the room's own code, say: looking on must not end a run
             if not self._samples_failed:
                 self._samples_failed = True
@@ -250,7 +247,7 @@ class Session(Stepping):
             dict(self.folder.counts),
             time.perf_counter() - self._began,
             time_split([row for row in self.folder.timing() if row["step"] > self._first]),
-            self.why,
+            self.why or self.saving.why,
         )
 
     def _score(self, step: int) -> float | None:
