@@ -44,6 +44,7 @@ def trained(
     trainer = task.trainer(resolved.config) if judged else task.unjudged(resolved.config)
     if isinstance(trainer.source, ChecksData):
         trainer.source.same_data = False  # looking is not going on
+    trainer.name, trainer.run_folder = resolved.name, folder.path
     try:
         trainer.load_state(found.state)
     except ValueError as error:

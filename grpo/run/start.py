@@ -118,6 +118,9 @@ def train(
     if kept or trainer.always_kept:
         document = _document(trainer, how)
         place, resumed = _place(trainer, how, document, folder, resume)
+        if resumed and how.name is None and (called := _called(place)) not in (None, trainer.run_name):
+            how = how.model_copy(update={"name": called})
+            document = _document(trainer, how)
     try:
         told_too = [*trackers, *_open(how)]
         options: dict[str, Any] = {"states": states, "trackers": told_too, "stop": told.enough, "progress": progress}
@@ -159,6 +162,13 @@ def _document(trainer: GRPOTrainer, how: RunConfig) -> dict[str, Any]:
     """What config.json keeps: enough for the command to go on with the run, carried out the same way."""
     plan = how.model_dump(mode="json") | {"name": how.name or trainer.run_name}
     return {"task": trainer.task, "dialect": OWN, **trainer.settings(), "run": plan}
+
+
+def _called(folder: RunFolder) -> str | None:
+    """What the run in a folder is called already."""
+    plan = folder.config.get("run")
+    name = plan.get("name") if isinstance(plan, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def _place(

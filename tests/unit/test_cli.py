@@ -426,6 +426,9 @@ def test_a_trained_model_is_written_for_others(spoken, monkeypatch, capsys):
     assert main(["export", "runs/s", "--checkpoint", "last", "--to", "out"]) == 0
     assert capsys.readouterr().out.endswith("out: the model of step 2\n")
     assert AutoModelForCausalLM.from_pretrained("out").config.hidden_size == 32
+    name = json.loads(Path("runs/s/config.json").read_text())["run"]["name"]
+    card = Path("out/README.md").read_text()
+    assert f"# {name} trained with GRPO" in card and "Measured at step 2" in card
     assert "--onnx means nothing" in refused(capsys, *["export", "runs/s", "--onnx", "x"])
 
 

@@ -1,6 +1,7 @@
 """The front door: the blocks people know run as printed, leave what they promise, and resume exactly."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 import grpo.language
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer, vInference
+from grpo.language.model import output
 from grpo.language.model.reference import AdapterOff, FrozenAdapter, FrozenCopy
 from grpo.language.scoring import policy
 from grpo.run import checkpoint
@@ -521,6 +523,34 @@ def test_the_model_goes_beside_the_run_and_its_card_tells_that_step(folder, tmp_
     assert f"| eval/accuracy | {reports[-1]['eval/accuracy']:.4g} |" in card and "step 2" in card
     with pytest.raises(ConfigError, match="words that are filled in"):
         GRPOTrainer(model=folder, reward_funcs=digits, args=small(output_dir="a{b}"), train_dataset=ROWS).train()
+
+
+def test_a_run_that_was_killed_leaves_the_model_and_card_of_one_that_was_not(folder, tmp_path, monkeypatch):
+    """Under the same name, which it would be uploaded under, and so does an export; the clock may say what it likes."""
+    uploads = []
+    monkeypatch.setattr(output, "push", lambda path, repo, private: uploads.append(repo) or repo)
+
+    class Killed(BaseException): ...
+
+    def kill(report):
+        if report.step == 3:
+            raise Killed
+
+    def begin(name, **settings):
+        plan = {"output_dir": str(tmp_path / name), "run_name": "mine", "max_steps": 4, "save_steps": 2}
+        config = small(**plan, push_to_hub=True, eval_steps=2, **settings)
+        return GRPOTrainer(model=folder, reward_funcs=digits, args=config, train_dataset=ROWS, eval_dataset=ROWS)
+
+    begin("whole").train(progress=None)
+    with pytest.raises(Killed):
+        begin("cut").train(progress=None, callbacks=[kill])
+    monkeypatch.setattr(time, "time", lambda real=time.time: real() + 1e6)
+    begin("cut").train(progress=None, resume_from_checkpoint=True)
+    assert uploads == ["mine", "mine"]
+    files = [sorted((tmp_path / name / "model").iterdir()) for name in ("whole", "cut")]
+    assert [path.name for path in files[0]] == [path.name for path in files[1]]
+    for whole, cut in zip(*files, strict=True):
+        assert whole.read_bytes() == cut.read_bytes(), whole.name
 
 
 def test_wishes_that_cannot_be_met_are_refused_at_once(folder, tmp_path, monkeypatch):

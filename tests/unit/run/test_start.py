@@ -94,3 +94,10 @@ def test_a_run_keeps_its_name_when_it_is_resumed(tmp_path, monkeypatch, capsys):
     before = RunFolder.open("b").config["run"]["name"]
     assert main(["train", "--resume", "b", "--run.steps", "3"]) == 0
     assert before and RunFolder.open("b").config["run"]["name"] == before
+
+
+def test_a_run_of_the_command_keeps_its_name_when_a_script_resumes_it(tmp_path):
+    assert main(["train", "bandit", "--run.name", "mine", "--run.steps", "2", "--logdir", str(tmp_path / "b")]) == 0
+    trainer = make_bandit(BanditConfig())
+    trainer.train(steps=3, folder=tmp_path / "b", progress=None)
+    assert (trainer.name, RunFolder.open(tmp_path / "b").config["run"]["name"]) == ("mine", "mine")
