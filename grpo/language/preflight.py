@@ -20,6 +20,7 @@ from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.rewards import Rewards, messages
 from grpo.language.rewards.calling import ANSWER, Call, Verdict
+from grpo.language.rewards.maths import Correctness, too_large
 from grpo.language.samples import Prompt, Sample
 
 MOST_PROMPTS = 8
@@ -74,6 +75,8 @@ def check(
         else:
             found += _scales(trial, config)
     found += _lengths(prompts, completions, max_completion_length, tokenizer) + _settings(config)
+    if any(isinstance(call.function, Correctness) for call in rewards.calls):
+        found += _too_large(prompts, completions)
     return sorted(found, key=lambda finding: ("problem", "warning", "note").index(finding.level))
 
 
@@ -261,6 +264,23 @@ def _lengths(prompts: Sequence[Prompt], completions: Sequence[Sample], limit: in
         found.append(
             Finding("warning", what, "raise it, or ask for shorter answers; what is cut off cannot be rewarded")
         )
+    return found
+
+
+def _too_large(prompts: Sequence[Prompt], completions: Sequence[Sample]) -> list[Finding]:
+    """Answers that correctness does not compare."""
+    found = []
+    rows = {p.row: reason for p in prompts if (reason := too_large(str(p.columns.get("answer", ""))))}
+    for row, reason in list(rows.items())[:1]:
+        what = f"correctness gives up on {len(rows)} of {len(prompts)} references; the first: row {row}: {reason}"
+        found.append(
+            Finding("warning", what, "only the same text would be right there; give answers in a shorter form")
+        )
+    if over := sum(bool(too_large(sample.text)) for sample in completions):
+        what = (
+            f"correctness gives up on {over} of {len(completions)} completions: their answers are too large to compare"
+        )
+        found.append(Finding("note", what, "they count as wrong; watch rewards/correctness/too_large"))
     return found
 
 

@@ -4,8 +4,13 @@ import time
 
 import pytest
 
-from grpo.language.rewards.maths import Correctness, extract, same
+from grpo.language.preflight import check
+from grpo.language.rewards import Rewards, algebra
+from grpo.language.rewards.maths import Correctness, correctness, extract, same
 from grpo.workers import Pool
+from tests.faults.hostile_answers import everything
+from tests.unit.language.test_preflight import completion, prompts
+from tests.unit.language.tiny import tiny_tokenizer
 
 HOSTILE = {
     "a tower of powers": r"\boxed{9^{9^{9}}}",
@@ -55,11 +60,62 @@ def test_hostile_answers_are_wrong_at_once(what, outcomes):
     assert seconds < 5.0
 
 
+def in_a_hurry(completion):
+    """The verdict with little patience, and whether it was given up: by its size, or by its time."""
+    algebra.PATIENCE = 0.02
+    logged = []
+    return Correctness()(completion, "5", log_metric=lambda *metric: logged.append(metric)), logged
+
+
+def test_no_answer_costs_a_process():
+    """What is left once sizes are bounded runs in Python, which the time limit reaches: nothing has to be killed."""
+    assert len(everything()) >= 200
+    completions = everything()[::4]
+    with Pool(in_a_hurry, workers=1, timeout=60) as pool:
+        outcomes = pool.map(completions)
+    assert [completion for completion, outcome in zip(completions, outcomes, strict=True) if not outcome.ok] == []
+    given_up = [logged == [("rewards/correctness/too_large", 1.0)] for _, logged in (o.value for o in outcomes)]
+    assert sum(given_up) > 50
+    assert all(outcome.value[0] == 0.0 for outcome, lost in zip(outcomes, given_up, strict=True) if lost)
+
+
+@pytest.mark.parametrize("text", [r"9^{9999999}", r"\left(\frac{9}{7}\right)^{999999}", r"e^{3^{999}^9}", "(99999)!"])
+def test_numbers_that_are_too_large_are_never_worked_out(text, monkeypatch):
+    monkeypatch.setattr("math_verify.verify", None)
+    with pytest.raises(algebra.TooLarge, match="bits"):
+        algebra.equal(text, "5")
+
+
+def test_the_time_limit_outlives_whoever_catches_it():
+    def stubborn():
+        for _ in range(3):
+            try:
+                while True:
+                    len("")
+            except BaseException:
+                continue
+
+    with pytest.raises(algebra.OutOfTime), algebra.at_most(0.01):
+        stubborn()
+        while True:
+            len("")
+
+
+def test_what_was_too_large_is_counted_and_shown_before_the_first_step():
+    rows = prompts("5", r"9^{9999999}")
+    texts = [completion(rows[0], r"\boxed{9^{9999998}}"), completion(rows[0], r"\boxed{5}")]
+    with Rewards([correctness], workers=1) as rewards:
+        assert rewards.judge(texts, step=0).metrics["rewards/correctness/too_large"] == 0.5
+        findings = check(rewards, rows, texts, max_completion_length=64, tokenizer=tiny_tokenizer())
+    told = [finding.what for finding in findings if "gives up" in finding.what]
+    assert "1 of 2 references; the first: row 1" in told[0] and "1 of 2 completions" in told[1]
+
+
 def test_algebra_that_takes_too_long_is_wrong(monkeypatch):
     """An equation of degree 17 against one in two unknowns: sympy tries to solve both."""
-    monkeypatch.setattr("grpo.language.rewards.maths.PATIENCE", 0.2)
+    monkeypatch.setattr("grpo.language.rewards.algebra.PATIENCE", 0.2)
     assert not same("x^{17}+3x^5+x+1=0", "x^{19}+y^7+3xy+x=0")
-    monkeypatch.setattr("grpo.language.rewards.maths.PATIENCE", 30.0)
+    monkeypatch.setattr("grpo.language.rewards.algebra.PATIENCE", 30.0)
     assert same("x+1", "1+x")
 
 

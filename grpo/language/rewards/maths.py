@@ -3,40 +3,24 @@
     extract("… so \\boxed{\\frac12}")  →  "\\frac12"          same("1,234", "#### 1234")  →  True
 
 Plain numbers (integers, decimals, fractions, percentages, scientific notation, with units and currency) are compared
-exactly, without any library. The rest goes through `math-verify`, whose LaTeX grammar builds expressions node by node:
-nothing here evaluates text as code. Its own time limits are signals, which work in main threads only, so they are off;
-in their place, what is known to take for ever (towers of powers, huge factorials, sums and integrals left undone, deep
-nesting, long texts) is wrong before it gets there, and what takes more than `PATIENCE` is wrong then. Only a hang
-inside C, where no Python runs, is left to the process that rewards run in, which can be killed.
+exactly, without any library. The rest is compared as expressions (`algebra`); one that is too large for that is wrong,
+and counted.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import re
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from grpo.language.rewards.algebra import LONGEST, TooLarge, equal
+
 TAIL = 20_000
 """Characters at the end of a text in which the answer is looked for."""
-LONGEST = 500
-"""Characters of an answer; a longer one is wrong."""
-DEEPEST = 20
-"""Levels of braces and brackets in an answer; a deeper one is wrong."""
-LARGEST_POWER = 10**7
-"""Product of the exponents in an answer; a larger one is wrong."""
-LARGEST_POWER_OF_SUM = 50
-"""The same where brackets with variables in them are raised, which algebra multiplies out."""
-LARGEST_FACTORIAL = 1000
-PATIENCE = 8.0
-"""Seconds of CPU for one comparison."""
 
 # --- what the answer is ---------------------------------------------------------------------------------------------
 
@@ -140,10 +124,29 @@ class _Number:
 
 def same(answer: str, reference: str) -> bool:
     """Whether an answer says the same as the reference, which may be a whole solution that marks its own answer."""
+    try:
+        return compare(answer, reference)
+    except TooLarge:
+        return False
+
+
+def too_large(text: str) -> str:
+    """Why the answer that a text gives cannot be compared with anything but itself; empty where it can."""
+    try:
+        compare(_marked(text[-TAIL:]) or text.strip(), "x_{0}")
+    except TooLarge as error:
+        return str(error)
+    return ""
+
+
+def compare(answer: str, reference: str) -> bool:
+    """The same; raises TooLarge where it would take too long to find out."""
     reference = _marked(reference[-TAIL:]) or reference.strip()
     answer = answer.strip()
-    if not answer or not reference or max(len(answer), len(reference)) > LONGEST:
+    if not answer or not reference:
         return False
+    if max(len(answer), len(reference)) > LONGEST:
+        raise TooLarge(f"it is longer than {LONGEST} characters")
     if answer == reference:
         return True
     mine, theirs = _tidy(answer), _tidy(reference)
@@ -152,9 +155,7 @@ def same(answer: str, reference: str) -> bool:
     number, other = _plain(mine), _plain(theirs)
     if number is not None and other is not None:
         return _equal(number, other)
-    if not (_mathematical(mine) or _mathematical(theirs)) or _endless(mine) or _endless(theirs):
-        return False
-    return _verify(mine, theirs)
+    return (_mathematical(mine) or _mathematical(theirs)) and equal(mine, theirs)
 
 
 _SPACING = re.compile(r"(?<!\\)\\(?:left|right|displaystyle|,|;|!|:| |quad|qquad)(?![a-zA-Z])")
@@ -217,101 +218,6 @@ def _mathematical(text: str) -> bool:
     return bool(re.search(r"[\\^_=<>|(){}\[\]+*/,!≤≥√π∞-]|\d\s*[A-Za-z]|^[A-Za-z]$", text))
 
 
-_UNDONE = re.compile(r"\\(?:i+nt|oint|sum|prod|lim|underbrace|bigcup|bigcap)(?![a-zA-Z])|[∑∏∫]")
-
-
-def _endless(text: str) -> bool:
-    """Whether working it out may take for ever."""
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "{([") - (character in "})]")
-        deepest = max(deepest, depth)
-    exponents = list(_exponents(text))
-    product = math.prod(max(1, int(number)) for exponent in exponents for number in re.findall(r"\d+", exponent))
-    variables = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text))
-    sums = variables and re.search(r"[)\]}]\s*(?:\^|\*\*)", text)
-    factorials = re.findall(r"(\S)\s*!", text)
-    return (
-        deepest > DEEPEST
-        or product > (LARGEST_POWER_OF_SUM if sums else LARGEST_POWER)
-        or any("^" in exponent or "!" in exponent for exponent in exponents)
-        or any(not before.isalnum() for before in factorials)
-        or any(int(number) > LARGEST_FACTORIAL for number in re.findall(r"(\d+)\s*!", text))
-        or _UNDONE.search(text) is not None
-        or ("binom" in text and re.search(r"\d{5}", text) is not None)
-    )
-
-
-def _exponents(text: str) -> Iterator[str]:
-    """What stands above each ^ (or **): a group with its braces, or all up to the next space or operator."""
-    for power in re.finditer(r"\^|\*\*", text):
-        rest = text[power.end() :].lstrip()
-        closing = {"{": "}", "(": ")"}.get(rest[:1])
-        if closing is None:
-            yield re.match(r"[-+]?[^\s+\-*/=,)}\]]*", rest)[0]  # type: ignore[index]
-            continue
-        depth = 0
-        for at, character in enumerate(rest):
-            depth += (character == rest[0]) - (character == closing)
-            if depth == 0:
-                yield rest[: at + 1]
-                break
-        else:
-            yield rest
-
-
-def _verify(answer: str, reference: str) -> bool:
-    """Through math-verify's LaTeX grammar. The one for plain expressions is left out: it evaluates Python."""
-    try:
-        from math_verify import LatexExtractionConfig, parse, verify
-    except ImportError:
-        raise ImportError(
-            f"comparing {answer[:40]!r} with {reference[:40]!r} needs math-verify: pip install 'anygrpo[language]'"
-        ) from None
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    try:
-        with _at_most(PATIENCE):
-            read = [
-                parse(f"\\boxed{{{_latex(text)}}}", config, fallback_mode="no_fallback", parsing_timeout=None)
-                for text in (reference, answer)
-            ]
-            return all(read) and bool(verify(*read, allow_set_relation_comp=True, timeout_seconds=None))
-    except (_TooLong, RecursionError, MemoryError):
-        return False
-
-
-class _TooLong(BaseException):
-    """Not an Exception: sympy catches those and goes on."""
-
-
-@contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Raises _TooLong once this thread has used so much CPU, looked at every thousand calls; no signals, no threads."""
-    end, calls = time.thread_time() + seconds, 0
-
-    def look(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls % 1000 == 0 and time.thread_time() > end:
-            raise _TooLong
-
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
-        yield
-    finally:
-        sys.setprofile(before)
-
-
-def _latex(text: str) -> str:
-    """Calculator spelling as LaTeX."""
-    text = re.sub(r"(?<!\\)\bsqrt\s*\(([^()]*)\)|√\s*\(([^()]*)\)|√(\w+)", r"\\sqrt{\1\2\3}", text)
-    text = re.sub(r"(?<![\\A-Za-z])pi\b|π", r"\\pi ", text)
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if not re.search(r"[(\[{]\s*-?\d+\s*,", text) else text
-    return text.replace("**", "^").replace("*", "\\cdot ").replace("×", "\\times ").replace("%", "\\%")
-
-
 # --- the reward -----------------------------------------------------------------------------------------------------
 
 
@@ -322,12 +228,20 @@ class Correctness:
     value: float = 1.0
     __name__ = "correctness"
 
-    def __call__(self, completion: str, answer: Any = None) -> float | None:
+    def __call__(
+        self, completion: str, answer: Any = None, log_metric: Callable[[str, float], None] | None = None
+    ) -> float | None:
         """One sample."""
         if answer is None or not str(answer).strip():
             return None
         found = extract(completion)
-        return self.value if found is not None and same(found, str(answer)) else 0.0
+        try:
+            right, too_large = found is not None and compare(found, str(answer)), False
+        except TooLarge:
+            right, too_large = False, True
+        if log_metric is not None:
+            log_metric("rewards/correctness/too_large", float(too_large))
+        return self.value if right else 0.0
 
 
 def make_correctness(value: float = 1.0) -> Correctness:

@@ -1,0 +1,198 @@
+"""Are two expressions the same? Through `math-verify`, whose LaTeX grammar builds a tree without working anything out.
+
+    equal(r"2\\sqrt{3}", r"\\sqrt{12}")  →  True          equal("9^{9999999}", "5")  →  TooLarge
+
+Nothing here evaluates text as code. A policy that is paid for its answers may learn to give ones that stall whoever
+grades them, so what a comparison may cost is bounded before it begins: the text by its length, depth and what it leaves
+undone, the tree by the size of its numbers and the number of its terms. What remains runs in Python for `PATIENCE`
+seconds at most. math-verify's own time limits are signals, which work in main threads only, so they are off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+LONGEST = 500
+"""Characters of an answer."""
+DEEPEST = 10
+"""Levels of braces and brackets in an answer, and pairs of bars."""
+LARGEST_NUMBER = 2**15
+"""Bits of a number once it is worked out: about 10,000 digits."""
+LARGEST_SUM = 100_000
+"""Terms of an expression once it is multiplied out."""
+PATIENCE = 2.0
+"""Seconds of CPU for one comparison."""
+
+
+class TooLarge(Exception):
+    """An expression that would take too long to compare; its message says why."""
+
+
+def equal(answer: str, reference: str) -> bool:
+    """Whether two expressions are the same."""
+    for text in (answer, reference):
+        if reason := refused(text):
+            raise TooLarge(reason)
+    try:
+        from math_verify import verify
+    except ImportError:
+        raise ImportError(
+            f"comparing {answer[:40]!r} with {reference[:40]!r} needs math-verify: pip install 'anygrpo[language]'"
+        ) from None
+    _learn_grammar()
+    try:
+        with at_most(PATIENCE):
+            trees = [_read(text) for text in (reference, answer)]
+            for tree in (tree for found in trees for tree in found):
+                _check_size(tree)
+            return all(trees) and bool(verify(*trees, allow_set_relation_comp=True, timeout_seconds=None))
+    except OutOfTime:
+        raise TooLarge(f"it takes more than {PATIENCE:g} s to compare") from None
+    except (RecursionError, MemoryError) as error:
+        raise TooLarge(f"comparing it ends in {type(error).__name__}") from None
+
+
+def _read(text: str) -> list[Any]:
+    """The tree of an expression, in a list; empty where there is none."""
+    from math_verify import LatexExtractionConfig, parse
+
+    config = [LatexExtractionConfig(boxed_match_priority=0)]  # that for plain expressions evaluates Python
+    return list(parse(f"\\boxed{{{_latex(text)}}}", config, fallback_mode="no_fallback", parsing_timeout=None))
+
+
+@functools.cache
+def _learn_grammar() -> None:
+    """The parser learns its grammar from the first texts it reads, which no answer has to pay for."""
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off
+    for text in (r"\left(\frac{2x^{2}+1}{\sqrt{3}}\right)^{2}=-{5}", r"\{(1, 2), [3, x)\}", r"\sin(2(x+1)) > |y|!"):
+        _read(text)
+
+
+def _latex(text: str) -> str:
+    """Calculator spelling as LaTeX."""
+    text = re.sub(r"(?<!\\)\bsqrt\s*\(([^()]*)\)|√\s*\(([^()]*)\)|√(\w+)", r"\\sqrt{\1\2\3}", text)
+    text = re.sub(r"(?<![\\A-Za-z])pi\b|π", r"\\pi ", text)
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text) if not re.search(r"[(\[{]\s*-?\d+\s*,", text) else text
+    return text.replace("**", "^").replace("*", "\\cdot ").replace("×", "\\times ").replace("%", "\\%")
+
+
+# --- how large it is ------------------------------------------------------------------------------------------------
+
+_UNDONE = re.compile(r"\\(?:i+nt|oint|sum|prod|lim|underbrace|bigcup|bigcap)(?![a-zA-Z])|[∑∏∫]")
+_AT_ONCE = re.compile(r"\\(?:[dt]?binom|choose|[gG]amma|gcd|lcm)(?![a-zA-Z])")
+"""What is worked out while the tree is built."""
+
+
+def refused(text: str) -> str:
+    """Why a text is not read: it is too long, too deep, or leaves work undone; empty where it is read."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    if len(text) > LONGEST:
+        return f"it is longer than {LONGEST} characters"
+    if max(deepest, text.count("|") // 2) > DEEPEST:
+        return f"it is nested more than {DEEPEST} deep"
+    if _UNDONE.search(text):
+        return "it leaves a sum, product, limit or integral undone"
+    if _AT_ONCE.search(text) and re.search(r"\d{5}|\d\s*[!)}\]]\s*!|\d\s*!|\^", text):
+        return "it counts too far"
+    return ""
+
+
+def _check_size(tree: Any) -> None:
+    bits, terms = _size(tree)
+    if bits > LARGEST_NUMBER:
+        raise TooLarge(f"it holds a number of more than {LARGEST_NUMBER} bits")
+    if terms > LARGEST_SUM:
+        raise TooLarge(f"it has more than {LARGEST_SUM} terms when it is multiplied out")
+
+
+def _size(tree: Any) -> tuple[float, float]:
+    """At most so many bits, were its numbers worked out, and so many terms, were it multiplied out."""
+    import sympy
+
+    if isinstance(tree, sympy.Rational):
+        return tree.p.bit_length() + tree.q.bit_length(), 1
+    if isinstance(tree, sympy.MatrixBase):
+        sizes = [_size(entry) for entry in tree]
+    else:
+        sizes = [_size(argument) for argument in getattr(tree, "args", ())]
+    bits, terms = sum(bits for bits, _ in sizes), sum(terms for _, terms in sizes)
+    if not sizes:
+        return getattr(tree, "_prec", 1), 1
+    if isinstance(tree, sympy.Pow):
+        times = _value(tree.exp)
+        return sizes[0][0] * times, _choices(times, sizes[0][1])
+    if isinstance(tree, (sympy.factorial, sympy.factorial2, sympy.subfactorial)):
+        return bits * _value(tree.args[0]), 1
+    if isinstance(tree, (sympy.exp, sympy.sinh, sympy.cosh)):
+        return _value(tree.args[0]), 1
+    if isinstance(tree, sympy.Mul):
+        return bits, math.prod(terms for _, terms in sizes)
+    return bits, terms if isinstance(tree, sympy.Add) else max(terms for _, terms in sizes)
+
+
+def _value(tree: Any) -> float:
+    """At most so large, and at least 1."""
+    import sympy
+
+    if isinstance(tree, sympy.Rational):
+        return float(min(max(-(-abs(tree.p) // tree.q), 1), 10**300))
+    return 2.0 ** min(_size(tree)[0], 1000)
+
+
+def _choices(times: float, terms: float) -> float:
+    """Ways to pick one of the terms so many times: the terms of their sum's power."""
+    if terms <= 1:
+        return 1.0
+    if max(times, terms) > LARGEST_SUM:
+        return math.inf
+    return math.exp(min(math.lgamma(times + terms) - math.lgamma(times + 1) - math.lgamma(terms), 700))
+
+
+# --- how long it takes ----------------------------------------------------------------------------------------------
+
+
+class OutOfTime(BaseException):
+    """Not an Exception: sympy catches those and goes on."""
+
+    def __init__(self, again: Callable[[], None]) -> None:
+        super().__init__()
+        self._again = again
+
+    def __del__(self) -> None:
+        self._again()
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raises OutOfTime once this thread has used so much CPU by a look at every thousandth call."""
+    end, calls, inside = time.thread_time() + seconds, 0, True
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls % 1000 == 0 and time.thread_time() > end:
+            raise OutOfTime(watch)
+
+    def watch() -> None:
+        """Python stops calling `look` once it has raised; whoever caught that and went on is looked at again."""
+        if inside:
+            sys.setprofile(look)
+
+    before = sys.getprofile()
+    watch()
+    try:
+        yield
+    finally:
+        inside = False
+        sys.setprofile(before)
