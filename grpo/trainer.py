@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -369,9 +370,9 @@ class Trainer:
         if self.optimizer is not None:
             self.optimizer.load_state_dict(_unflattened(state.values["optimizer"], part(state.arrays, "optimizer")))
         self.source.load_state(State(state.values["source"], part(state.arrays, "source")))
-        self.policy.version = int(state.values["version"])
-        self.steps_done = int(state.values["steps_done"])
-        self._nonfinite_in_a_row = int(state.values["nonfinite_in_a_row"])
+        self.policy.version = operator.index(state.values["version"])
+        self.steps_done = operator.index(state.values["steps_done"])
+        self._nonfinite_in_a_row = operator.index(state.values["nonfinite_in_a_row"])
 
 
 def __getattr__(name: str) -> Any:

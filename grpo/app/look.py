@@ -46,11 +46,10 @@ def trained(
         trainer.source.same_data = False  # looking is not going on
     trainer.name, trainer.run_folder = resolved.name, folder.path
     try:
-        trainer.load_state(found.state)
-    except ValueError as error:
+        checkpoint.restore(trainer, found)
+    except (FolderError, ConfigError) as error:
         trainer.source.close()
-        remedy = "" if isinstance(error, ConfigError) else "; a run with a model of your own is evaluated in Python"
-        raise ConfigError(f"{path}: {error}{remedy}") from None
+        raise ConfigError(str(error)) from None
     return trainer, found
 
 

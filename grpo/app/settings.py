@@ -23,6 +23,7 @@ from grpo.errors import nearest
 from grpo.recipes import RECIPES, column_types
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN, run_config, translate_run
+from grpo.run.inside import FolderError, open_regular
 
 ALGORITHM_DIALECT = "rlinf"
 """What an `algorithm:` block is written in unless it says otherwise."""
@@ -154,8 +155,10 @@ def file_layer(path: Path) -> Layer:
 
 def data_layer(path: Path) -> Layer:
     """A data set by its file: prompts for a language model."""
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file")
+    try:
+        open_regular(path).close()
+    except FolderError as error:
+        raise ConfigError(str(error)) from None
     return Layer(str(path), {"dataset": str(path)}, task="language", dialect=OWN)
 
 

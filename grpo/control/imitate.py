@@ -30,6 +30,8 @@ from grpo.envs.heads import Head
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import each, take
 from grpo.rollouts import Rollouts
+from grpo.run.files import DAMAGE, FolderError
+from grpo.run.inside import open_regular
 
 ROWS = 8
 """Episodes in one step of the optimizer."""
@@ -116,9 +118,9 @@ def write(path: Path, shown: Shown, head: Head) -> Path:
 def read(path: Path, fleet: Fleet, head: Head) -> Shown:
     """Episodes from a file, checked against the environment."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_regular(path) as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError) as error:
+    except (FolderError, *DAMAGE) as error:
         raise ConfigError(f"warm_start: {path} cannot be read as recorded episodes: {error}") from None
     spaces = _parts(fleet.observation_space)
     parts = {f"observation{own.replace(INSIDE, '/')}": own for own in spaces}

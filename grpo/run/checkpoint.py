@@ -29,10 +29,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from grpo.config import ConfigError
+from grpo.errors import line
 from grpo.protocols import State
-from grpo.run.files import DAMAGE, RESTORE, FolderError, Row, dumps, field, read_json, sync_folder
+from grpo.run.files import DAMAGE, RESTORE, UNFIT, FolderError, Row, dumps, field, read_json, sync_folder
 from grpo.run.folder import SCHEMA, RunFolder, expect_schema, versions
 from grpo.run.inside import make_folder_inside, open_regular, remove_inside, rename_inside, write_inside
+from grpo.trainer import Trainer
 
 POINTS = ("folder", "arrays", "state", "manifest", "rename", "pointer", "retention")
 """Where a save can be cut; `at` is called with the name once that much is done."""
@@ -45,7 +48,11 @@ HARMLESS = frozenset({"device", "rows_per_microbatch", "cuda_graphs", "torch_com
 
 
 class CheckpointError(FolderError):
-    """A checkpoint that cannot be written or trusted."""
+    """A checkpoint that cannot be written or gone on from."""
+
+
+class Damaged(CheckpointError):
+    """A checkpoint that cannot be trusted: the one before may do."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint, checking every hash; a damaged file is named. One that is newer than we are is no damage."""
     path = Path(path)
     if not (path / "manifest.json").is_file():
-        raise CheckpointError(f"{path} has no manifest.json: it is no checkpoint, or an unfinished one")
+        raise Damaged(f"{path} has no manifest.json: it is no checkpoint, or an unfinished one")
     with _damage():
         manifest = read_json(path / "manifest.json")
         field(manifest, "schema", int, path / "manifest.json")
@@ -164,9 +171,9 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         _expect_whole(manifest, path / "manifest.json")
         for name in FILES:
             if not (path / name).is_file():
-                raise CheckpointError(f"{path / name} is missing")
+                raise Damaged(f"{path / name} is missing")
             if _hash(path / name) != manifest["sha256"][name]:
-                raise CheckpointError(f"{path / name} is damaged: it is not what the manifest was written for")
+                raise Damaged(f"{path / name} is damaged: it is not what the manifest was written for")
         return Checkpoint(path, manifest["step"], _state(path), manifest)
 
 
@@ -175,22 +182,22 @@ def _damage() -> Iterator[None]:
     """What cannot be read is a checkpoint that cannot be trusted."""
     try:
         yield
-    except CheckpointError:
+    except Damaged:
         raise
     except FolderError as error:
-        raise CheckpointError(str(error)) from error
+        raise Damaged(str(error)) from error
 
 
 def _expect_whole(manifest: Row, file: Path) -> None:
     """As it was written, with every field that is asked for later."""
     if manifest.pop("self", None) != fingerprint(manifest):
-        raise CheckpointError(f"{file} is damaged: it was changed after it was written")
+        raise Damaged(f"{file} is damaged: it was changed after it was written")
     for name in ("sha256", "settings", "versions"):
         field(manifest, name, dict, file)
     for name in FILES:
         field(manifest["sha256"], name, str, f"{file}: 'sha256'")
     if field(manifest, "step", int, file) < 0:
-        raise CheckpointError(f"{file}: 'step' is {manifest['step']}; {RESTORE}")
+        raise Damaged(f"{file}: 'step' is {manifest['step']}; {RESTORE}")
 
 
 def _state(path: Path) -> State:
@@ -201,34 +208,59 @@ def _state(path: Path) -> State:
     try:
         tensors = load_file(path / FILES[0])
     except (SafetensorError, *DAMAGE) as error:
-        raise CheckpointError(f"{path / FILES[0]} cannot be read: {error}") from error
+        raise Damaged(f"{path / FILES[0]} cannot be read: {error}") from error
     absent = sorted(set(kinds) ^ set(tensors))
     if absent:
-        raise CheckpointError(f"{path / FILES[0]} and state.json disagree about {', '.join(absent[:3])}")
+        raise Damaged(f"{path / FILES[0]} and state.json disagree about {', '.join(absent[:3])}")
     return State(
         values, {name: tensors[name].numpy() if kind == "numpy" else tensors[name] for name, kind in kinds.items()}
     )
 
 
-def resume_point(folder: RunFolder, step: int | None = None) -> Checkpoint | None:
+def restore(trainer: Trainer, found: Checkpoint) -> None:
+    """Have the trainer go on from a checkpoint; what lacks something that a trainer of its kind writes is damaged."""
+    place = found.path / FILES[1]
+    try:
+        trainer.load_state(found.state)
+    except UNFIT as error:
+        raise Damaged(f"{place} does not fit this run ({line(error)}); {RESTORE}") from error
+    except (ValueError, RuntimeError) as error:
+        if type(error) not in (ValueError, RuntimeError):  # has its own words
+            raise
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{place}: {what}; go on with the policy and settings it was saved with") from error
+    if trainer.steps_done != found.step:
+        raise Damaged(f"{place} is of step {trainer.steps_done}, its manifest of step {found.step}; {RESTORE}")
+
+
+def resume_point(
+    folder: RunFolder, step: int | None = None, take: Callable[[Checkpoint], None] = lambda found: None
+) -> Checkpoint | None:
     """The newest valid checkpoint, passing over damaged ones with an event; None where there is none.
 
-    A `step` that was asked for is that one or an error.
+    A `step` that was asked for is that one or an error. take: goes on from it, and may find that it is damaged.
     """
     if step is not None:
         path = folder.checkpoints / f"step-{step:08d}"
         if not path.is_dir():
             there = ", ".join(str(_step(path)) for path in steps(folder)) or "none"
             raise CheckpointError(f"{folder.path} has no checkpoint of step {step}; there: {there}")
-        return load(path)
+        found = load(path)
+        take(found)
+        return found
+    newest: Damaged | None = None
     for path in reversed(steps(folder)):
         try:
-            return load(path)
-        except CheckpointError as error:
+            found = load(path)
+            take(found)
+            return found
+        except Damaged as error:
+            newest = newest or error
             folder.event(_step(path), "checkpoint_damaged", f"{error}; falling back to the one before")
-    if steps(folder):
+    if newest is not None:
         raise CheckpointError(
-            f"every checkpoint in {folder.checkpoints} is damaged; events.jsonl says how. Nothing changed"
+            f"every checkpoint in {folder.checkpoints} is damaged, the newest: {newest}. Nothing changed; events.jsonl "
+            "says more"
         )
     return None
 

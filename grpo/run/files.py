@@ -24,6 +24,7 @@ __all__ = [
     "LARGEST_JSON",
     "LONGEST_LINE",
     "RESTORE",
+    "UNFIT",
     "FolderError",
     "Gone",
     "Row",
@@ -66,6 +67,9 @@ DAMAGE = (
 )
 """What damaged bytes make of the decoders."""
 
+UNFIT = (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError)
+"""What a reader of values that are not as they were written ends with."""
+
 
 def dumps(tree: Any, indent: int | None = None) -> str:
     """JSON text with its newline. Lone surrogates stay escaped, so any text can be written."""
@@ -106,7 +110,7 @@ def read_text(path: Path, most: int) -> str:
         except OSError as error:
             raise FolderError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > most:
-        raise FolderError(f"{path} has more than {most:,} bytes, which is more than such a file ever has; {RESTORE}")
+        raise FolderError(f"{path} has more than {most:,} bytes; that is not a settings file or a record of a run")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -62,10 +62,9 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         found = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise Gone(f"{path}: there is no such file") from error
+        raise Gone(f"{path}: {error.strerror}") from error
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise FolderError(f"{path} cannot be opened: {reason}") from error
+        raise FolderError(f"{path}: {error.strerror if isinstance(error, OSError) else error}") from error
     _expect_regular(found, str(path))
     return os.fdopen(found, "rb")
 

@@ -61,13 +61,17 @@ class Session(Stepping):
         trainer, folder = self.trainer, self.folder
         checkpoint.check(trainer.state())
         if resume is not False:
-            found = checkpoint.resume_point(folder, None if resume is True else resume)
-            if found is not None:
+            folder.metrics(), folder.timing()  # damage is told before anything is changed
+
+            def take(found: checkpoint.Checkpoint) -> None:
                 defaults = type(trainer.config).model_construct().model_dump(mode="json")
                 # What is taken for a secret now may have been written by an older version.
                 manifest = found.manifest | {"settings": folder.redactor.tree(found.manifest["settings"])}
                 checkpoint.expect_same_settings(manifest, self.settings, harmless, defaults)
-                trainer.load_state(found.state)
+                checkpoint.restore(trainer, found)
+
+            found = checkpoint.resume_point(folder, None if resume is True else resume, take)
+            if found is not None:
                 self.saving.step = found.step
                 if found.manifest["versions"] != versions():
                     folder.event(

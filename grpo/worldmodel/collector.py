@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from grpo.envs.fleet import Fleet
-from grpo.errors import SamplesFailed
+from grpo.errors import SamplesFailed, line
 from grpo.protocols import State, as_part, part
+from grpo.run.files import UNFIT, FolderError
 from grpo.seeding import derive, generator
 from grpo.worldmodel.acting import Lanes
 from grpo.worldmodel.background import BackgroundActor, RoundBuffer
@@ -25,6 +26,7 @@ from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.policy import ActorPolicy
 from grpo.worldmodel.replay.buffer import Replay, Sample, TrainRatio
+from grpo.worldmodel.replay.chunks import REMEDY
 from grpo.worldmodel.views import View
 
 
@@ -139,8 +141,11 @@ class Collector:
             )
             saved, self._saved = self._saved, None
             if saved is not None and saved.values["lanes"] is not None:
-                self._lanes.load(saved.values["lanes"], part(saved.arrays, "lanes"))
-                self._replay.load_state(State(saved.values["replay"], part(saved.arrays, "replay")))
+                try:
+                    self._lanes.load(saved.values["lanes"], part(saved.arrays, "lanes"))
+                    self._replay.load_state(State(saved.values["replay"], part(saved.arrays, "replay")))
+                except UNFIT as error:
+                    raise FolderError(f"the checkpoint's replay is damaged ({line(error)}); {REMEDY}") from error
         return self._lanes, self._replay
 
     @property

@@ -177,7 +177,7 @@ def test_an_unreachable_hub_is_told_with_the_way_out(monkeypatch):
 def test_missing_files_and_folders_without_data_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     assert fault(load, str(tmp_path / "none.jsonl")) == f"{tmp_path}/none.jsonl: No such file or directory"
-    assert fault(load, str(tmp_path / "none.csv")) == f"{tmp_path}/none.csv: no such file"
+    assert fault(load, str(tmp_path / "none.csv")) == f"{tmp_path}/none.csv: No such file or directory"
     (tmp_path / "folder").mkdir()
     assert fault(load, str(tmp_path / "folder")).startswith(f"{tmp_path}/folder: ")
     assert "a file has no configurations" in fault(load, str(tmp_path / "none.jsonl"), "main")

@@ -466,7 +466,7 @@ def test_a_planned_run_is_looked_at(spoken, monkeypatch, capsys):
     [
         ("train gsm8k", "no model was named; give --model with a hub id, a folder or a .gguf file"),
         ("train --model small", "no dataset was named; give --dataset"),
-        ("train nowhere.jsonl --model small", "nowhere.jsonl: there is no such file"),
+        ("train nowhere.jsonl --model small", "nowhere.jsonl: No such file"),
         ("train gsm8k --model m --per-device-train-batch-size 6", "give prompts_per_step=1 instead"),
         ("train gsm8k --model m --deepspeed z.json", "deepspeed: not done here: a run is one process"),
         ("train gsm8k --model m --num-generatons 4", 'did you mean "num_generations"'),

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import ConfigError
+from grpo.run.files import FolderError, parse_json
+from grpo.run.inside import open_regular
 
 Row = dict[str, Any]
 
@@ -63,8 +65,11 @@ def read_rows(path: str | Path) -> Rows:
     if path.suffix in BY_DATASETS:
         return Rows(_loaded_file(path, "train"), str(path), mark=BY_NUMBER)
     try:
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read()
         text = data.decode("utf-8-sig")
+    except FolderError as error:
+        raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -84,7 +89,7 @@ def _lines(text: str, path: Path) -> Rows:
         if not line.strip():
             continue
         try:
-            row = _parsed(line)
+            row = parse_json(line)
         except json.JSONDecodeError as error:
             problems.append(f"{path}:{number}:{error.colno}: {error.msg}")
         except ValueError as error:
@@ -103,7 +108,7 @@ def _lines(text: str, path: Path) -> Rows:
 def _whole(text: str, path: Path) -> Rows | None:
     """A list of rows, or an object that holds one; None: it is rather a row a line."""
     try:
-        found = _parsed(text)
+        found = parse_json(text)
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":
             return None
@@ -121,13 +126,6 @@ def _whole(text: str, path: Path) -> Rows | None:
     if problems := [f"{rows.place(i)}: {wrong}" for i, row in enumerate(rows) if (wrong := _wrong(row))]:
         raise ConfigError("\n".join(problems[:MOST_LISTED]))
     return rows
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def _wrong(row: Any) -> str | None:
@@ -187,8 +185,10 @@ def _numbers(name: str, split: str, parts: dict[str, Any]) -> list[tuple[str, ra
 
 
 def _loaded_file(path: Path, split: str) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
+    try:
+        open_regular(path).close()
+    except FolderError as error:
+        raise ConfigError(str(error)) from None
     return _loaded(str(path), split, BY_DATASETS[path.suffix], data_files=str(path))
 
 
