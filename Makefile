@@ -6,7 +6,7 @@ EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick check test slow lint mutations bench bench-gpu bench-control bench-language pictures docs fmt clean
+.PHONY: help train quick check test slow lint mutations soak bench bench-gpu bench-control bench-language pictures docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ lint: $(READY) ## ruff, import directions, types
 
 mutations: $(READY) ## take each protection of tests/faults/promises.toml out in a copy; a test must fail
 	$(BIN)/python scripts/mutations.py
+
+soak: $(READY) ## 100,000 steps of the bandit, 10,000 of a tiny language model: flat memory, files, folder; an hour
+	nice $(BIN)/python bench/soak.py
 
 TRL ?= $(VENV)-trl
 bench: $(READY) $(TRL)/.ready ## time the objective, the trainer, sampling and a step on the CPU, the last two against peers

@@ -110,6 +110,11 @@ What goes wrong, what happens then, and the tests that inject it. Made by `docs/
 `tests/faults/promises.toml`.
 
 {tables}
+`make soak` trains for very many steps in one process (`bench/soak.py`, `bench/results/soak.json`):
+
+{soak}
+What grows with a run is thinned: `run.keep_samples` and `run.keep_metrics` say how much stays (None: all).
+
 ## Do the tests bite?
 
 A test that passes without the protection it is about holds nothing. `make mutations` takes each of these out in a
@@ -137,7 +142,9 @@ def reliability() -> str:
     """The promises, their tests, and what happens when a protection is taken out."""
     script = runpy.run_path(str(ROOT / "scripts" / "mutations.py"))
     entries = script["promises"]()
-    return RELIABILITY.format(tables=script["tables"](entries), mutations=script["mutation_table"](entries))
+    soak = runpy.run_path(str(ROOT / "bench" / "soak.py"))["table"](_results("soak"))
+    told = {"tables": script["tables"](entries), "soak": soak, "mutations": script["mutation_table"](entries)}
+    return RELIABILITY.format(**told)
 
 
 def gsm8k() -> str:

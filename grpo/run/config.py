@@ -16,7 +16,7 @@ ENDLESS = 10**9
 
 _ARGUMENTS = {
     *("checkpoint_every", "checkpoint_minutes", "keep_last", "keep_best", "best_by", "evaluate_every"),
-    *("failure_budget", "sample_every", "log_every", "trackers", "project"),
+    *("failure_budget", "sample_every", "keep_samples", "keep_metrics", "log_every", "trackers", "project"),
 }
 
 
@@ -52,6 +52,11 @@ class RunConfig(Worded):
     """Ends the run after so many environment steps, where the task counts them."""
     sample_every: int = Field(10, ge=1)
     """Steps between samples of what was tried and how it was judged."""
+    keep_samples: int | None = Field(500, ge=2)
+    """Samples that stay, half of them the newest, older ones ever further apart; up to half as many more meanwhile.
+    None: all."""
+    keep_metrics: int | None = Field(20_000, ge=1000)
+    """Lines that metrics.jsonl and timing.jsonl hold, thinned alike; evaluations count by themselves. None: all."""
     log_every: int = Field(1, ge=1)
     """Steps between what trackers get; the run folder has every step."""
     trackers: tuple[str, ...] = ()

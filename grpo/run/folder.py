@@ -2,12 +2,14 @@
 
 run.json           schema, task, when, versions, seed, command line (secrets taken out)
 config.json        the resolved settings (secrets taken out)
-metrics.jsonl      one line a step, nothing that depends on the clock, null where a value is missing
-timing.jsonl       one line a step: seconds by phase
+metrics.jsonl      one line a step, nothing that depends on the clock, null where a value is missing; older steps are
+                   thinned (`keep_metrics`)
+timing.jsonl       one line a step: seconds by phase; thinned alike
 status.json        steps asked for, the recipe, and how it ended: no reason = it runs, or was cut
-events.jsonl       what was skipped, failed or odd: named, counted; a log, never cut back
+events.jsonl       what was skipped, failed or odd: named, counted; a log, never cut back; of an event that has come
+                   MANY times every hundredth is written, with its count
 samples/           step-00000010.jsonl (a row a try) and .npz (its per-decision arrays, float16); step-00000010-….mp4
-                   or .png where rows name films of themselves: see `grpo.run.films`
+                   or .png where rows name films of themselves: see `grpo.run.films`; thinned (`keep_samples`)
 checkpoints/       step-00000010/ and the pointer `latest`: see `grpo.run.checkpoint`
 curve.png · lock
 """
@@ -24,7 +26,7 @@ import shutil
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
@@ -46,6 +48,7 @@ from grpo.run.files import (
 )
 from grpo.run.inside import descriptor_inside, names_inside, open_inside, remove_inside, write_inside
 from grpo.run.redaction import Redactor
+from grpo.run.thinning import stays
 
 __all__ = ["SCHEMA", "FolderError", "Row", "RunFolder", "metric_name", "number", "run_path", "versions"]
 
@@ -54,6 +57,8 @@ SCHEMA = 1
 _NUMBERS = (float, int, type(None))
 _SAMPLES = re.compile(r"step-(\d{1,15})(-.*)?\.\w+")
 """A file of the samples: its step, and what a film is called besides."""
+MANY = 1000
+"""Events of one name of which every one is written."""
 
 
 class RunFolder:
@@ -147,22 +152,21 @@ class RunFolder:
 
     def metrics(self) -> list[Row]:
         """One row a step."""
-        return self._numbered("metrics.jsonl")
+        return list(self.each_step())
 
     def timing(self) -> list[Row]:
         """Seconds by phase, one row a step."""
-        return self._numbered("timing.jsonl")
+        return list(self.each_step("timing.jsonl"))
 
-    def _numbered(self, name: str) -> list[Row]:
-        """The rows of a file with a line a step: its number, and numbers by name."""
-        rows = list(read_lines(self.path / name))
-        for at, row in enumerate(rows, 1):
+    def each_step(self, name: str = "metrics.jsonl") -> Iterator[Row]:
+        """The rows of a file with a line a step, one after the other: its number, and numbers by name."""
+        for at, row in enumerate(read_lines(self.path / name), 1):
             field(row, "step", int, f"{self.path / name}:{at}")
             for key, value in row.items():
                 if type(value) not in _NUMBERS:
                     wrong = f"{self.path / name}:{at}: {key} is {value!r:.60}, not a number"
                     raise FolderError(f"{wrong}; delete the line, or {RESTORE}")
-        return rows
+            yield row
 
     def events(self) -> list[Row]:
         """What was skipped, failed or odd."""
@@ -208,6 +212,8 @@ class RunFolder:
         self.counts[name] += 1
         row = {"step": step, "event": name, "count": self.counts[name], "message": message, **details}
         row = self.redactor.tree(row)
+        if self.counts[name] > MANY and self.counts[name] % 100:
+            return row
         try:
             self._append("events.jsonl", row)
         except (OSError, FolderError) as error:
@@ -235,13 +241,35 @@ class RunFolder:
         self.close()
         for left in (*self.path.rglob(".*.tmp"), *self.path.rglob(".*.tmp.mp4")):  # a write that was cut
             remove_inside(self.path, str(left.relative_to(self.path)))
-        for name in ("metrics.jsonl", "timing.jsonl"):
-            if (self.path / name).exists():
-                kept = "".join(dumps(row) for row in self._numbered(name) if row["step"] <= step)
-                write_inside(self.path, name, kept)
+        self._sift(lambda row: row["step"] <= step)
         for name in names_inside(self.path, "samples"):
             if (named := _SAMPLES.fullmatch(name)) and int(named[1]) > step:
                 remove_inside(self.path, f"samples/{name}")
+
+    def thin_lines(self, now: int, keep: int, evaluate_every: int | None) -> None:
+        """Let lines of older steps go, but for every so many; evaluations are counted by themselves."""
+
+        def stay(row: Row) -> bool:
+            judged = any(name.startswith("eval/") for name in row)
+            return stays(row["step"], now, (evaluate_every if judged else None) or 1, keep)
+
+        self.close()
+        self._sift(stay)
+
+    def thin_samples(self, now: int, every: int, keep: int) -> None:
+        """Let groups of older steps go, but for every so many, and those of which there are films."""
+        filmed = self.film_steps()
+        for step in self.sample_steps():
+            if not stays(step, now, every, keep) and step not in filmed:
+                for suffix in (".jsonl", ".npz"):  # in this order: a listed step is complete
+                    remove_inside(self.path, f"samples/step-{step:08d}{suffix}")
+
+    def _sift(self, stay: Callable[[Row], bool]) -> None:
+        """Rewrite the files that have a line a step, line by line: they may be long."""
+        for name in ("metrics.jsonl", "timing.jsonl"):
+            if (self.path / name).exists():
+                lines = (dumps(row).encode() for row in self.each_step(name) if stay(row))
+                write_inside(self.path, name, lambda file, lines=lines: file.writelines(lines))
 
     def sync(self) -> None:
         """Wait until the lines written so far are on the disk: a checkpoint must not be newer than its metrics."""

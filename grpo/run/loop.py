@@ -27,7 +27,7 @@ from typing import Any
 
 from grpo.capabilities import Headlines, Timed
 from grpo.errors import SamplesFailed
-from grpo.run import checkpoint
+from grpo.run import checkpoint, thinning
 from grpo.run.folder import RunFolder
 from grpo.run.lock import locked
 from grpo.run.output import standing
@@ -60,6 +60,10 @@ class Options:
     """Steps between groups that are kept to look at; None: never."""
     sample_groups: int | None = 4
     """How many of them; None: all of the step."""
+    keep_samples: int | None = None
+    """Steps of which groups are kept, older ones thinned (`grpo.run.thinning`); None: all."""
+    keep_metrics: int | None = None
+    """Lines of metrics.jsonl and timing.jsonl, thinned alike; None: all."""
     trackers: Sequence[str | Tracker] = ()
     """`tensorboard`, `wandb`, `trackio`, `mlflow`, or your own."""
     project: str | None = None
@@ -165,6 +169,7 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         shown.step(row, session.seconds)
         if _due(report.step, how.sample_every):
             session.sample(report, how.sample_groups)
+        _thin(session, report.step, how)
         session.count_failures(report)
         if how.stop is not None and how.stop(report):
             session.end("stopped")
@@ -172,6 +177,14 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         if planned or (report.step < steps and waited.too_long(every - 1 if report.step == 1 else 0)):
             session.save(planned=planned)
             waited.restart()
+
+
+def _thin(session: Stepping, step: int, how: Options) -> None:
+    """Let go of what older steps left."""
+    if how.sample_every and how.keep_samples and thinning.due(step, how.sample_every, how.keep_samples):
+        session.thin_samples(step, how.sample_every, how.keep_samples)
+    if how.keep_metrics and thinning.due(step, 1, how.keep_metrics):
+        session.thin_lines(step, how.keep_metrics, how.evaluate_every)
 
 
 def _shown(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from grpo.capabilities import Leaves, Measures, Plots
@@ -83,16 +85,17 @@ class Session(Stepping):
             checkpoint.sweep(folder, after=trainer.steps_done)
             folder.truncate_after(trainer.steps_done)
             folder.event(trainer.steps_done, "resumed", f"from {found.path.name if found else 'the start'}")
-        before = folder.metrics()
+        before: deque[Row] = deque(maxlen=WINDOW)
+        for row in folder.each_step():
+            before.append(row)
+            self._latest |= {name: value for name, value in row.items() if value is not None}
         done = before[-1]["step"] if before else 0
         if resume is False and (before or checkpoint.steps(folder)) and done != trainer.steps_done:
             held = f"{folder.path} already holds {done} steps, the trainer has done {trainer.steps_done}"
             raise checkpoint.CheckpointError(f"{held}; pass resume=True, or create another folder")
         if resume is not False and done != trainer.steps_done:
             folder.event(trainer.steps_done, "metrics_incomplete", f"metrics.jsonl ends at step {done}")
-        for row in before:
-            self._latest |= {name: value for name, value in row.items() if value is not None}
-        self.budget.replay(before[-WINDOW:])
+        self.budget.replay(before)
         self._first = trainer.steps_done
         if resume is not False:
             self.skip()
@@ -164,6 +167,25 @@ class Session(Stepping):
                 self._samples_failed = True
                 what = f"the groups of step {report.step} were not kept: {type(error).__name__}: {error}"
                 self.folder.event(report.step, "samples_not_kept", f"{what}; others that fail are not told")
+
+    def thin_samples(self, step: int, every: int, keep: int) -> None:
+        """Groups of older steps, but for every so many, go."""
+        with self._thinning(step, "samples"):
+            self.folder.thin_samples(step, every, keep)
+
+    def thin_lines(self, step: int, keep: int, evaluate_every: int | None) -> None:
+        """Lines of older steps, but for every so many, go; a save, which waits for lines to be on the disk, first."""
+        self.saving.settle()
+        with self._thinning(step, "lines"):
+            self.folder.thin_lines(step, keep, evaluate_every)
+
+    @contextmanager
+    def _thinning(self, step: int, what: str) -> Iterator[None]:
+        """A folder that cannot be thinned grows, and the run goes on."""
+        try:
+            yield
+        except OSError as error:
+            self.folder.event(step, "not_thinned", f"{what} of older steps were not thinned: {error}")
 
     def tell(self, step: int, event: str, message: str) -> None:
         """A line of events.jsonl."""
@@ -241,16 +263,15 @@ class Session(Stepping):
         """How it ended."""
         saved = self.saving.step
         path = None if saved is None else self.folder.checkpoints / f"step-{saved:08d}"
-        rows = self.folder.metrics()
         return Summary(
             self.reason or "done",
             self.trainer.steps_done,
             self.folder.path,
             path,
-            rows[-1] if rows else {},
+            next(iter(deque(self.folder.each_step(), maxlen=1)), {}),
             dict(self.folder.counts),
             time.perf_counter() - self._began,
-            time_split([row for row in self.folder.timing() if row["step"] > self._first]),
+            time_split(row for row in self.folder.each_step("timing.jsonl") if row["step"] > self._first),
             self.why or self.saving.why,
         )
 

@@ -7,6 +7,7 @@ asked for ─► RunConfig ─► folder? new: config.json, run.json · there: r
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +25,9 @@ from grpo.run.loop import run
 from grpo.run.progress import Progress
 from grpo.run.stepping import Summary
 from grpo.run.trackers import Tracker
+
+MOST = 10_000
+"""Reports that `train` returns at most, those of the last steps: a run may be longer than memory is large."""
 
 if TYPE_CHECKING:
     from grpo.run.trainer import Batches, GRPOTrainer
@@ -132,7 +136,7 @@ def train(
         where = "" if summary.folder is None else f"{summary.folder}: "
         ended = f"{where}the run ended ({summary.reason}) at step {summary.step}"
         raise SamplesFailed(ended + (f"; {summary.why}" if summary.why else "; see events.jsonl"))
-    return told.reports
+    return list(told.reports)
 
 
 def _open(how: RunConfig) -> list[Tracker]:
@@ -143,10 +147,10 @@ def _open(how: RunConfig) -> list[Tracker]:
 
 
 class Told:
-    """The reports of a run as they come: all of them are kept, the last with its arrays, and told to callbacks."""
+    """The reports of a run as they come: the last `MOST` are kept, the newest with arrays, and told to callbacks."""
 
     def __init__(self, callbacks: Sequence[Callable[[StepReport], Any]]) -> None:
-        self.reports: list[StepReport] = []
+        self.reports: deque[StepReport] = deque(maxlen=MOST)
         self._callbacks = callbacks
 
     def enough(self, report: StepReport) -> bool:

@@ -187,6 +187,12 @@ class Stepping:
     def sample(self, report: StepReport, groups: int | None) -> None:
         """Groups to look at."""
 
+    def thin_samples(self, step: int, every: int, keep: int) -> None:
+        """Of older steps, fewer."""
+
+    def thin_lines(self, step: int, keep: int, evaluate_every: int | None) -> None:
+        """Of older steps, fewer lines."""
+
     def save(self, last: bool = False, planned: bool = True) -> None:
         """A checkpoint."""
 

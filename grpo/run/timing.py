@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from grpo.run.files import Row
 
@@ -12,7 +12,7 @@ OWN = {"reference": "reference", "update": "update", "evaluate": "evaluation", "
 """Phases that stand for themselves, and what people call them."""
 
 
-def time_split(rows: Sequence[Row]) -> dict[str, float]:
+def time_split(rows: Iterable[Row]) -> dict[str, float]:
     """Shares of the whole, which sum to 1; empty where nothing was measured.
 
     Language models: `rollout` is all of a step's `collect` but the wait for rewards, which is `reward`. Rooms without a

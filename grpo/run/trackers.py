@@ -10,6 +10,7 @@ import io
 import math
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -124,7 +125,7 @@ class TensorBoard:
 
     def __init__(self, folder: RunFolder, project: str | None = None) -> None:
         module = self._module = _load("tensorboardX", "tensorboard")
-        rows = folder.metrics()  # on resume, what was drawn after this step is drawn again
+        rows = deque(folder.each_step(), maxlen=1)  # on resume, what was drawn after this step is drawn again
         self._writer = module.SummaryWriter(
             str(folder.path / "tensorboard"), purge_step=rows[-1]["step"] + 1 if rows else None
         )

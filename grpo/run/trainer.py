@@ -60,7 +60,8 @@ class GRPOTrainer(Trainer):
         total_updates: int | None = None,
         resume_from_checkpoint: bool | str | None = None,
     ) -> list[StepReport]:
-        """Train; the reports of all steps come back, the last with its arrays, the others with their metrics.
+        """Train; the reports of all steps (of the last 10,000) come back, the last with its arrays, the others with
+        their metrics.
 
         steps: how many; states: a batch for each of them, where they are yours. Either may come first, without a name;
         `total_updates` is a tutorial's word for steps.

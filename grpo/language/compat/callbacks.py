@@ -7,6 +7,9 @@ from typing import Any
 
 from grpo.trainer import StepReport
 
+MOST = 10_000
+"""Steps of `TrainerState.log_history`, the last ones: a run may be longer than memory is large."""
+
 
 class Callbacks:
     """What a user wants to be told.
@@ -40,6 +43,7 @@ class Callbacks:
         known = {name: value for name, value in report.metrics.items() if value is not None}
         self._state.global_step, self._state.max_steps, self._state.epoch = report.step, total, known.get("epoch")
         self._state.log_history.append({**known, "step": report.step})
+        del self._state.log_history[:-MOST]
         self._tell("on_step_end")
         self._tell("on_log", logs=known)
         judged = {name: value for name, value in known.items() if name.startswith("eval/")}
