@@ -49,12 +49,14 @@ def make(room: str):
 class Looks:
     """Called with each report; what it sees at every twentieth part of the run."""
 
-    def __init__(self, steps: int, folder: Path) -> None:
-        self.every, self.folder, self.rows = max(steps // LOOKS, 1), folder, []
+    def __init__(self, steps: int, folder: Path, trace: bool) -> None:
+        self.every, self.folder, self.rows, self._trace = max(steps // LOOKS, 1), folder, [], trace
         self._seconds, self._step = time.process_time(), 0
 
     def __call__(self, report) -> bool:
         if report.step % self.every == 0:
+            if self._trace and not tracemalloc.is_tracing():  # not sooner: imports would take minutes
+                tracemalloc.start()
             seconds = time.process_time() - self._seconds
             gc.collect()
             row = {
@@ -88,7 +90,7 @@ def left(folder: Path) -> dict[str, float]:
     return {"folder_mb": sum(path.stat().st_size for path in paths) / 1e6, "folder_files": len(paths)}
 
 
-def lived(room: str, steps: int, place: Path, plan: dict[str, object]) -> dict[str, object]:
+def lived(room: str, steps: int, place: Path, plan: dict[str, object], trace: bool) -> dict[str, object]:
     """Train, and look."""
     from grpo.run.config import RunConfig
     from grpo.run.start import create, start
@@ -96,7 +98,7 @@ def lived(room: str, steps: int, place: Path, plan: dict[str, object]) -> dict[s
     trainer = make(room)
     how = RunConfig(steps=steps, logdir=str(place / "run"), **PLANS[room] | plan)
     folder = create(how, {"task": room}, name=room, task=room, seed=0)
-    looks = Looks(steps, folder.path)
+    looks = Looks(steps, folder.path, trace)
     began = time.perf_counter()
     try:
         summary = start(trainer, how, folder, stop=looks, progress=None)
@@ -152,10 +154,9 @@ def main() -> None:
     parser.add_argument("--plan", type=json.loads, default={}, help="further settings of the run, as JSON")
     given = parser.parse_args()
     if given.room is not None:
-        if given.trace:
-            tracemalloc.start()
         with tempfile.TemporaryDirectory() as temporary:
-            print(json.dumps(lived(given.room, given.steps, given.place or Path(temporary), given.plan)))
+            place = given.place or Path(temporary)
+            print(json.dumps(lived(given.room, given.steps, place, given.plan, given.trace)))
         return
     results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rooms": {}}
     for room, steps in STEPS.items():

@@ -81,6 +81,10 @@ def child(job: dict[str, Any]) -> int:
             os._exit(2)
         return os.waitpid(pid, 0)[1] == 0 and (path / "metrics.jsonl").read_bytes() == before
 
+    if "model" in job:
+        from tests.faults import tiny_language
+
+        return tiny_language.train(path, job["steps"], at, job["model"])
     summary, _ = train(path, job["steps"], at=at, **job.get("options", {}))
     return summary.exit_code
 
@@ -96,6 +100,8 @@ def serve() -> None:
         train(Path(warm) / "run", 1)
     for line in sys.stdin:
         job = json.loads(line)
+        if "model" in job:
+            import tests.faults.tiny_language  # noqa: F401  before the fork, for all that follow
         pid = os.fork()
         if pid == 0:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -64,3 +64,28 @@ def test_the_same_seed_twice_is_the_same_file(forge, whole, tmp_path):
 def test_a_second_process_is_refused_and_named(forge, tmp_path):
     assert forge(tmp_path / "run", second=True)["code"] == 77
     assert forge(tmp_path / "run")["code"] == 0  # the lock went with the process that held it
+
+
+# --- a language run -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def language(forge, tmp_path_factory):
+    """The model, and the run that nothing happened to."""
+    from tests.faults.tiny_language import save_model
+
+    place = tmp_path_factory.mktemp("language")
+    save_model(place / "model")
+    assert forge(place / "whole", 4, model=str(place / "model"))["code"] == 0
+    return place
+
+
+@pytest.mark.parametrize(("point", "nth"), [("reward", 3), ("told", 3)], ids=["inside a step", "before its save"])
+def test_a_killed_language_run_resumes_to_the_same_weights_and_metrics(point, nth, language, forge, tmp_path):
+    job = {"model": str(language / "model")}
+    assert forge(tmp_path / "cut", 4, hurt=[[point, nth, signal.SIGKILL]], **job)["code"] == -signal.SIGKILL
+    metrics = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
+    assert len(metrics) == (2 if point == "reward" else 3), "it was not killed where it should be"
+    assert forge(tmp_path / "cut", 4, **job)["code"] == 0
+    for name in ("metrics.jsonl", "checkpoints/step-00000004/arrays.safetensors", "model/model.safetensors"):
+        assert (tmp_path / "cut" / name).read_bytes() == (language / "whole" / name).read_bytes(), name

@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-@pytest.mark.parametrize(("room", "steps"), [("bandit", 600), ("language", 80)])
-def test_many_steps_leave_nothing_but_their_folder(room, steps, tmp_path):
-    """In a process of its own, whose memory nobody else decides. What Python's allocator holds shows a kept row of a
-    hundred bytes a step; resident memory would show it after hours."""
+@pytest.mark.parametrize(("room", "steps", "most"), [("bandit", 400, 100), ("language", 40, 2000)])
+def test_many_steps_leave_nothing_but_their_folder(room, steps, most, tmp_path):
+    """In a process of its own, whose memory nobody else decides. Bytes a step that Python's allocator holds show a row
+    that is kept; resident memory would show it after hours."""
     plan = {"checkpoint_every": steps // 8, "sample_every": 2, "keep_samples": 20}
     command = [sys.executable, str(ROOT / "bench" / "soak.py"), "--room", room, "--steps", str(steps), "--trace"]
     done = subprocess.run(
@@ -28,7 +28,7 @@ def test_many_steps_leave_nothing_but_their_folder(room, steps, tmp_path):
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["steps"], found["reason"]) == (steps, "done")
     half, last = found["looks"][len(found["looks"]) // 2 - 1], found["looks"][-1]
-    assert (last["traced"] - half["traced"]) / (last["step"] - half["step"]) < 100
+    assert (last["traced"] - half["traced"]) / (last["step"] - half["step"]) < most
     assert last["memory_mb"] - half["memory_mb"] < 5
     for name in ("files", "threads", "children"):
         assert last[name] <= max(row[name] for row in found["looks"][: len(found["looks"]) // 2]), name

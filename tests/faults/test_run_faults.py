@@ -279,6 +279,20 @@ def test_unwritable_folder_is_found_before_any_work(tmp_path, whole, monkeypatch
     assert trainer.steps_done == 0
 
 
+def test_an_unwritable_folder_is_found_before_the_model_loads(tmp_path, monkeypatch, capsys):
+    """Through the command: for somebody who waits for minutes until a model is there."""
+    from grpo.app.builders import Task
+    from grpo.cli import main
+
+    built = []
+    monkeypatch.setattr(Task, "trainer", lambda task, config: built.append(task))
+    (tmp_path / "file").write_text("in the way")
+    for words in (["bandit"], ["tiny-language"]):
+        assert main(["train", *words, "--logdir", str(tmp_path / "file" / "run")]) == 2
+        assert "choose a folder you may write to" in capsys.readouterr().err
+    assert built == []
+
+
 LOOKED_AT = """
 import gc, json, sys, threading
 from pathlib import Path

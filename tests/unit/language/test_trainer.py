@@ -337,7 +337,7 @@ def test_save_model_gives_a_folder_that_others_load(folder, tmp_path, lora):
     assert folder not in card
 
 
-def test_a_killed_run_resumes_to_the_same_weights_and_metrics(folder, tmp_path):
+def test_a_run_that_ended_early_goes_on_to_the_same_weights_and_metrics(folder, tmp_path):
     def train(name, steps, **more):
         config = small(output_dir=str(tmp_path / name), max_steps=steps, save_steps=1, beta=0.04, seed=3,
                        lora_rank=2, sync_ref_model=True, ref_model_sync_steps=2, ref_model_mixup_alpha=0.5)  # fmt: skip
