@@ -11,7 +11,7 @@ from grpo.app.builders import TASKS, saved_settings
 from grpo.capabilities import ChecksData, EvaluatesEpisodes, EvaluatesPrompts, Exports, SavesModel, Watches
 from grpo.config import ConfigError
 from grpo.run import checkpoint
-from grpo.run.files import FolderError
+from grpo.run.files import FolderError, read_json
 from grpo.run.folder import RunFolder
 from grpo.run.inside import expect_no_links
 from grpo.run.progress import printable
@@ -219,10 +219,13 @@ def _speaker(path: Path, which: str, trust: bool) -> Any:
         raise ConfigError(f"{path} is no run folder, nor a model's folder that save_model wrote")
     given: dict[str, Any] = {"model": str(path)}
     if adapter.exists():
-        given = {
-            "model": json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"],
-            "adapter": str(path),
-        }
+        try:
+            base = read_json(adapter).get("base_model_name_or_path")
+        except FolderError as error:
+            raise ConfigError(str(error)) from None
+        if not isinstance(base, str):
+            raise ConfigError(f"{adapter} names no base model (base_model_name_or_path); save the adapter again")
+        given = {"model": base, "adapter": str(path)}
     config: Any = TASKS["language"].settings()
     return TASKS["language"].front_door()(args=config(**given), reward_funcs=_nothing, train_dataset=[{"prompt": "?"}])
 

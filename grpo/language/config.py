@@ -51,8 +51,8 @@ BLOCKS: Blocks = {
 """The room's own."""
 
 PLAIN_MODEL = {
-    "device_map", "dtype", "local_files_only", "low_cpu_mem_usage", "max_memory", "rope_scaling", "rope_theta",
-    "subfolder", "torch_dtype", "use_cache", "use_safetensors", "variant",
+    "device_map", "dtype", "ignore_mismatched_sizes", "local_files_only", "low_cpu_mem_usage", "max_memory",
+    "rope_scaling", "rope_theta", "subfolder", "torch_dtype", "use_cache", "use_safetensors", "variant",
 }  # fmt: skip
 """Arguments of from_pretrained for which nothing is run; `weights_only: false` would unpickle."""
 PLAIN_ENGINE = {

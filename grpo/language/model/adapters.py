@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 from torch import nn
 
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
+from grpo.language.model.damage import told
 
 
 def _peft() -> Any:
@@ -31,10 +33,9 @@ def with_adapter(model: Any, config: LanguageConfig, peft_config: Any = None) ->
     if config.adapter:
         if peft_config is not None:
             raise ConfigError("adapter goes on with a trained adapter, peft_config makes a new one; give one of them")
-        try:
+        with told("adapter", config.adapter), warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Found missing adapter keys")  # they would begin anew
             return _peft().PeftModel.from_pretrained(model, config.adapter, is_trainable=True), False
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"adapter={config.adapter}: {' '.join(str(error).split())[:300]}") from None
     if peft_config is None and not config.lora_rank:
         return model, True
     if peft_config is None:

@@ -11,9 +11,13 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
+from grpo.language.model.damage import expect_whole, told
 from grpo.models import device_of
 
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
+FRESH = (
+    "Use weights that belong to its config.json, or ask for fresh ones: model_kwargs={ignore_mismatched_sizes: true}"
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -47,7 +51,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
     if config.quantize != "none":
         more["quantization_config"] = _quantised(config.quantize)
     more |= config.model_kwargs
-    try:
+    with told("model", config.model, _files(place, more)):
         if "gguf_file" not in more:
             shape = AutoConfig.from_pretrained(
                 place, trust_remote_code=config.trust_remote_code, revision=config.revision
@@ -57,13 +61,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
                     f"model={config.model} is a {shape.model_type} model, not a causal language model; name one that "
                     "AutoModelForCausalLM loads"
                 )
-        model = causal.from_pretrained(
-            place, dtype=dtype, revision=config.revision, trust_remote_code=config.trust_remote_code, **more
-        )
-    except ConfigError:
-        raise
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise ConfigError(unloadable("model", config.model, error)) from None
+        model = _whole(causal, config, place, {"dtype": dtype, **more})
     if config.quantize == "none":
         model.to(device_of(config.device))
     return model
@@ -75,26 +73,33 @@ def load_tokenizer(config: LanguageConfig) -> Any:
 
     place, more = _place(config) if config.tokenizer is None else (config.tokenizer, {})
     more = {name: value for name, value in more.items() if name == "gguf_file"}
-    try:
+    with told("tokenizer", config.tokenizer or config.model, _files(place, more)):
         return AutoTokenizer.from_pretrained(
             place, revision=config.revision, trust_remote_code=config.trust_remote_code, **more
         )
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-        raise ConfigError(unloadable("tokenizer", config.tokenizer or config.model, error)) from None
 
 
-def unloadable(what: str, name: str, error: Exception) -> str:
-    """One line on why something could not be loaded, with the remedy."""
-    text = " ".join(str(error).split())
-    words = ("couldn't connect", "offline", "connection", "cannot find the requested files", "max retries", "resolve")
-    away = any(word in text.lower() for word in words)
-    is_path = name.startswith((".", "/", "~")) or Path(name).exists()
-    if away and not is_path:
-        return (
-            f"{what}={name}: it is no local folder, and the hub cannot be reached; check the name and the connection, "
-            "or give a local folder"
-        )
-    return f"{what}={name} cannot be loaded: {text[:300]}"
+def _whole(causal: Any, config: LanguageConfig, place: str, more: dict[str, Any]) -> Any:
+    """The model with all its weights; fresh ones only where they were asked for."""
+    how = {"revision": config.revision, "trust_remote_code": config.trust_remote_code, "output_loading_info": True}
+    if more.get("ignore_mismatched_sizes"):
+        return causal.from_pretrained(place, **how, **more)[0]
+    try:
+        model, info = causal.from_pretrained(place, **how, **more)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        # The names are only on the screen: once more, with tensors that take no memory.
+        _, info = causal.from_pretrained(place, **how, **more | {"device_map": "meta", "ignore_mismatched_sizes": True})
+        expect_whole("model", config.model, info, FRESH)
+        raise
+    expect_whole("model", config.model, info, FRESH)
+    return model
+
+
+def _files(place: str, more: dict[str, Any]) -> str:
+    """The file or folder that is read."""
+    return str(Path(place) / more["gguf_file"]) if "gguf_file" in more else place
 
 
 def _place(config: LanguageConfig) -> tuple[str, dict[str, Any]]:

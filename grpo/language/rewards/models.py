@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from grpo.config import ConfigError
 from grpo.errors import line
+from grpo.language.model.damage import expect_whole, flaw_in
 
 if TYPE_CHECKING:
     from grpo.language.samples import Sample
@@ -50,9 +52,14 @@ class RewardModel:
         try:
             if isinstance(given, str):
                 _expect_classifier(AutoConfig.from_pretrained(given, trust_remote_code=trust_remote_code), given)
-                given = AutoModelForSequenceClassification.from_pretrained(
-                    given, trust_remote_code=trust_remote_code, dtype=torch.float32 if device == "cpu" else "auto"
-                ).to(device)
+                given, info = AutoModelForSequenceClassification.from_pretrained(
+                    given,
+                    trust_remote_code=trust_remote_code,
+                    dtype=torch.float32 if device == "cpu" else "auto",
+                    output_loading_info=True,
+                )
+                expect_whole("reward", path, info, "Name a model that was trained to judge")
+                given = given.to(device)
             elif getattr(given.config, "num_labels", None) != 1:
                 raise ConfigError(
                     f"reward model {name}: {type(given).__name__} is not a sequence classifier with one label"
@@ -60,12 +67,12 @@ class RewardModel:
             if tokenizer is None and not path:
                 raise ConfigError(f"reward model {name}: give its tokenizer in reward_processing_classes")
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError, RuntimeError) as error:
-            if isinstance(error, ConfigError):
-                raise
+        except (ConfigError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # damaged bytes make of a decoder whatever they like
             raise ConfigError(
                 f"reward {path!r} is no built-in reward, no file.py:name or module:name, and no model that can be "
-                f"loaded ({line(error)})"
+                f"loaded ({flaw_in(Path(path)) or line(error)})"
             ) from error
         return cls(given, tokenizer, name)
 

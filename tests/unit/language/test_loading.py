@@ -11,6 +11,7 @@ from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.engines import Sampling
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.model import loading
+from grpo.language.model.damage import unloadable
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
 
@@ -83,8 +84,8 @@ def test_remote_code_is_off_and_said_aloud_when_on(tmp_path):
 
 
 def test_a_hub_out_of_reach_is_told_from_a_broken_folder(tmp_path):
-    away = loading.unloadable("model", "a/b", OSError("We couldn't connect to 'https://huggingface.co' to load"))
+    away = unloadable("model", "a/b", OSError("We couldn't connect to 'https://huggingface.co' to load"))
     assert "hub cannot be reached" in away
     tiny_tokenizer().save_pretrained(tmp_path)
-    broken = loading.unloadable("model", str(tmp_path), OSError("no file named model.safetensors"))
+    broken = unloadable("model", str(tmp_path), OSError("no file named model.safetensors"))
     assert "cannot be loaded: no file named" in broken
