@@ -62,9 +62,9 @@ class Experience:
             raise ValueError(f"beta={recipe.beta:g} needs reference log-probs: pass ref_logp_NT, or set beta=0")
         expect_shape(tuple(rollouts.mask_NT.shape), ref_logp_NT=ref_logp_NT)
         expect_finite(where=rollouts.mask_NT, ref_logp_NT=ref_logp_NT)
-        present_N = rollouts.scored_N | ~rollouts.scored_N
+        reward_N, weight_N = trajectory_reward(rollouts, recipe, ref_logp_NT)
+        present_N = ~left_alone(rollouts, recipe, weight_N)
         if recipe.drop_no_signal:
-            reward_N, weight_N = trajectory_reward(rollouts, recipe, ref_logp_NT)
             present_N = gates.has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, recipe))
         mask_NT = teaching_mask(rollouts, recipe) & present_N[:, None]
         mismatch_NT = None
@@ -260,6 +260,13 @@ def reward_size(rollouts: Rollouts, recipe: Recipe) -> Array | None:
     if rollouts.reward_NT is not None:
         size_N = size_N + row_sum(xp.abs(wide(rollouts.reward_NT)), rollouts.mask_NT)[:, 0]
     return masked(size_N, valid_N)
+
+
+def left_alone(rollouts: Rollouts, recipe: Recipe, weight_N: Array) -> Array:
+    """Rows that are dropped with their group: tries failed, and fewer than two are left to be compared."""
+    if recipe.baseline in ("given", "none"):
+        return weight_N != weight_N
+    return gates.left_alone(weight_N, rollouts.group_N)
 
 
 def _part_weights(rollouts: Rollouts, recipe: Recipe) -> Array:

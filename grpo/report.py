@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo.core.advantages import group_count
 from grpo.core.gates import has_signal
-from grpo.experience import Experience, reward_size, trajectory_reward
+from grpo.experience import Experience, left_alone, reward_size, trajectory_reward
 from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts, Scores, Status, row_index
 
@@ -141,6 +141,8 @@ def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None
         "length": float(rollouts.mask_NT.sum(1).float().mean()),
         "failed": float((~rollouts.scored_N).sum()),
     }
+    if dropped := len(rollouts.group_N[left_alone(rollouts, recipe, weight_N)].unique()):
+        metrics["groups_dropped"] = float(dropped)
     if rollouts.reward_parts_NK is not None and rollouts.reward_names is None:
         for k, column in enumerate(rollouts.reward_parts_NK.T):
             known = column[~torch.isnan(column)]

@@ -9,6 +9,7 @@ from grpo.core.arrays import (
     astype,
     clip,
     expect_shape,
+    group_index,
     machine_epsilon,
     masked,
     namespace,
@@ -34,6 +35,13 @@ def has_signal(reward_N: Array, group_N: Array, weight_N: Array | None = None, s
     value_N, index_N, weight_N = entries(reward_N, group_N, weight_N)
     tied_N, _ = tied_with_best(value_N, index_N, weight_N, size_N)
     return (segment_sum(masked(weight_N, ~tied_N), index_N)[index_N] > 0) & (weight_N > 0)
+
+
+def left_alone(weight_N: Array, group_N: Array) -> Array:
+    """Rows of groups that lost members (weight 0) and have fewer than two left: there is nothing to compare with."""
+    index_N = group_index(group_N)
+    lost_N = segment_sum(astype(weight_N <= 0, weight_N), index_N)[index_N] > 0
+    return lost_N & (segment_sum(weight_N, index_N)[index_N] < 1.5)  # weights of an episode's rows add up to 1
 
 
 def top_entropy(entropy_NT: Array, mask_NT: Array, share: float) -> Array:

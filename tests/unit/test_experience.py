@@ -8,6 +8,7 @@ import torch
 
 from grpo.experience import Experience, advantages, with_gates
 from grpo.recipes import recipe
+from grpo.report import reward_metrics
 from grpo.rollouts import Rollouts, Scores, Status
 from tests.batches import MAKERS
 
@@ -203,3 +204,30 @@ def test_rows_as_arrays_and_lists_select_the_same():
     for rows in ([0, 2], np.array([0, 2]), torch.tensor([0, 2]), range(0, 3, 2)):
         assert experience.select(rows).rollouts.reward_N.tolist() == [0.0, 2.0]
     assert experience.select(range(3)) is experience
+
+
+def lost(**settings):
+    """Three groups: whole, one member left of two, one member from the beginning."""
+    failed = int(Status.FAILED)
+    rollouts = Rollouts(
+        group_N=torch.tensor([0, 0, 1, 1, 2]),
+        mask_NT=torch.ones(5, 2, dtype=torch.bool),
+        old_logp_NT=torch.zeros(5, 2),
+        reward_N=torch.tensor([0.0, 1.0, 1.0, float("nan"), 1.0]),
+        status_N=torch.tensor([0, 0, 0, failed, 0]),
+    )
+    chosen = recipe("grpo", beta=0.0, **settings)
+    return Experience.build(rollouts, chosen), reward_metrics(rollouts, chosen)
+
+
+def test_a_group_with_one_member_left_is_dropped_and_counted():
+    experience, metrics = lost()
+    assert experience.present_N.tolist() == [True, True, False, False, True]
+    assert experience.mask_NT.any(1).tolist() == [True, True, False, False, True]
+    assert metrics["groups_dropped"] == 1.0
+
+
+def test_where_members_are_not_compared_one_is_enough():
+    experience, metrics = lost(baseline="none")
+    assert experience.present_N.all() and experience.mask_NT.any(1).tolist() == [True, True, True, False, True]
+    assert "groups_dropped" not in metrics
