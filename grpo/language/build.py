@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.data.prompts import Prompts, load
 from grpo.language.engines import Tokens
 from grpo.language.engines.choose import make_engine
+from grpo.language.engines.inline import context_of
 from grpo.language.model import loading, reference
 from grpo.language.model.adapters import with_adapter
 from grpo.language.model.optimizer import RoundedAdamW
@@ -77,7 +79,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     scorer.pad = tokens.pad
     policy = LanguagePolicy(adapted, scorer, config.gradient_checkpointing, config.torch_compile)
     player = player_of(config, chat, tokens, given.tools, given.environment)  # first: tools are part of every prompt
-    prompts, held_out = data_of(config, chat, given.train_dataset, given.eval_dataset)
+    prompts, held_out = data_of(config, chat, given.train_dataset, given.eval_dataset, context_of(base))
     rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes)
     if not rewards.names and isinstance(player, OneAnswer):
         raise ConfigError(
@@ -153,8 +155,8 @@ def autocast_of(config: LanguageConfig, model: Any, given: Any) -> torch.dtype |
     return None if wanted == torch.float32 or config.weights == "bfloat16" else wanted
 
 
-def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str) -> Prompts:
-    """A data set in any of its forms."""
+def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str, context: float) -> Prompts:
+    """A data set in any of its forms; `context`: tokens that the model can read."""
     origin = rows if isinstance(rows, str) else ""
     subset = config.dataset_config if origin == config.dataset else None
     if isinstance(rows, str) and rows in TASKS:
@@ -169,6 +171,7 @@ def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str) -> Pro
         answer_after=config.answer_after,
         prompt_template=config.prompt_template,
         max_length=config.max_prompt_length,
+        context=min(context, config.engine_kwargs.get("max_model_len") or math.inf),
         overlong=config.overlong_prompts,
         shuffle=config.shuffle,
         seed=config.seed,
@@ -177,19 +180,21 @@ def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str) -> Pro
     )
 
 
-def data_of(config: LanguageConfig, chat: Chat, train: Any, held_out: Any) -> tuple[Prompts, Prompts | None]:
+def data_of(
+    config: LanguageConfig, chat: Chat, train: Any, held_out: Any, context: float
+) -> tuple[Prompts, Prompts | None]:
     """Prompts to learn from, and those that are held out."""
     train = config.dataset if train is None else train
     if isinstance(train, str) and not train:
         raise ConfigError("there are no prompts: give train_dataset, or set dataset to a file, hub id or built-in task")
-    prompts = prompts_of(config, chat, train, config.dataset_split)
+    prompts = prompts_of(config, chat, train, config.dataset_split, context)
     held_out = config.eval_dataset if held_out is None else held_out
     split = config.eval_split or ("test" if held_out is None else "train")
     if held_out is None and config.eval_split and not config.dataset:
         raise ConfigError("eval_split needs dataset or eval_dataset, by name")
     if held_out is None and (config.dataset in TASKS or config.eval_split):
         held_out = config.dataset
-    return prompts, None if held_out is None else prompts_of(config, chat, held_out, split)
+    return prompts, None if held_out is None else prompts_of(config, chat, held_out, split, context)
 
 
 def rewards_of(config: LanguageConfig, functions: Any, processing_classes: Any) -> Rewards:

@@ -241,7 +241,7 @@ class GRPOTrainer(RunTrainer):
             own = isinstance(dataset, str) and dataset == self.config.dataset
             split = self.config.eval_split if own and self.config.eval_split else "train"
             split = "test" if isinstance(dataset, str) and dataset in TASKS else split
-            prompts = prompts_of(self.config, self.chat, dataset, split)
+            prompts = prompts_of(self.config, self.chat, dataset, split, self.source.engine.context)
         if prompts is None:
             raise ConfigError("there are no held-out rows; give eval_dataset, or a data set to evaluate on")
         return self.source.judge_rows(prompts, samples or self.config.eval_samples, limit)

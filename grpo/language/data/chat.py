@@ -2,10 +2,14 @@
 
 A text prompt becomes one user message where the tokenizer has a chat template, so that a chat model is asked the way it
 was taught. What the model said is never tokenised again: `extend` gives only the ids that come after it.
+
+Only the template writes control tokens. Where a message holds the text of one (`<|im_end|>` in what a user says),
+`apply` puts it between two `QUOTE`s, and `encode` reads what stands there as the characters it is made of.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +20,8 @@ from grpo.language.samples import Message
 
 MARK = "0MARK0"
 """Stands for an answer when only what the template puts around it is wanted."""
+QUOTE = "\ufdd0"
+"""Around what is text and no control token; not a character, so that no text has it."""
 LONGEST_END = 8
 """Tokens that the end of a turn has at most."""
 TEMPLATE_REMEDY = "set tokenizer.chat_template, take an instruct model's tokenizer, or set skip_apply_chat_template"
@@ -39,7 +45,12 @@ class Chat:
         """Whether prompts go through a chat template; else the model gets bare text."""
         self._skip = skip
         self._told: set[str] = set()
-        self._marks = self._template_tokens() if self.templated else ()
+        added = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._control_ids = {*added.values(), *tokenizer.all_special_ids}
+        words = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, words)) or "(?!)")
+        """The text of every special token, the longest first."""
+        self._marks, self._end = self._template_tokens() if self.templated else ((), "")
 
     def render(self, prompt: str | Sequence[Message]) -> tuple[list[int], str, list[Message] | None]:
         """The prompt's ids, its text, and the conversation it became (None: bare text)."""
@@ -61,16 +72,24 @@ class Chat:
                 messages = [{"role": "system", "content": self.system_prompt}, *messages]
         if not self.templated:
             text = "\n".join(str(message["content"]) for message in messages)
+            if found := self._control.search(text.removeprefix(self.tokenizer.bos_token or "")):
+                self._notice(f"bare prompts hold control tokens ({found[0]}), and are read with them")
             return self.encode(text), text, None
         text = self.apply(messages, answer=True)
-        return self.encode(text, bare=False), text, messages
+        return self.encode(text, bare=False), unquoted(text), messages
+
+    def quotes(self, prompt: str | Sequence[Message]) -> bool:
+        """Whether a prompt holds the text of control tokens, which is read as text."""
+        if not self.templated or (isinstance(prompt, str) and self._looks_templated(prompt)):
+            return False
+        return self._control.search(str(prompt)) is not None
 
     def apply(self, messages: Sequence[Message], answer: bool) -> str:
         """The conversation as the template writes it; `answer`: up to where the assistant is to go on."""
         try:
             goes_on = answer and messages[-1].get("role") == "assistant"
             return self.tokenizer.apply_chat_template(
-                list(messages),
+                [self._quoted(message) for message in messages],
                 tools=self.tools,
                 tokenize=False,
                 add_generation_prompt=answer and not goes_on,
@@ -87,7 +106,41 @@ class Chat:
         """Text as ids; `bare`: with what the tokenizer puts around a text by itself, unless it is there already."""
         bos = self.tokenizer.bos_token
         bare = bare and not (bos and text.startswith(bos))
-        return list(self.tokenizer(text, add_special_tokens=bare, verbose=False)["input_ids"])
+        first, *rest = text.split(QUOTE)
+        ids = list(self.tokenizer(first, add_special_tokens=bare, verbose=False)["input_ids"])
+        for number, piece in enumerate(rest):
+            ids += self._behind(piece) if number % 2 else self._as_text(piece)
+        return ids
+
+    def _as_text(self, piece: str) -> list[int]:
+        """What spells a control token, as its characters."""
+        head, whole = (
+            list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
+            for text in (MARK, MARK + piece)
+        )
+        ids = whole[len(head) :]
+        if not ids or whole[: len(head)] != head or not self._control_ids.isdisjoint(ids):
+            raise ConfigError(
+                f"a message holds {piece}, which this tokenizer can only read as a control token; take it out, or put "
+                "prompts to the model as you template them yourself (skip_apply_chat_template)"
+            )
+        return ids
+
+    def _quoted(self, message: Message) -> Message:
+        """The message with the text of control tokens marked as text."""
+
+        def quoted(text: str) -> str:
+            return self._control.sub(lambda found: f"{QUOTE}{found[0]}{QUOTE}", unquoted(text))
+
+        content = message.get("content")
+        if isinstance(content, str):
+            return {**message, "content": quoted(content)}
+        if not isinstance(content, list | tuple):
+            return message
+        parts = [
+            {**p, "text": quoted(str(p["text"]))} if isinstance(p, Mapping) and "text" in p else p for p in content
+        ]
+        return {**message, "content": parts}
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message], new: Sequence[Message]) -> list[int]:
         """What comes after a sampled answer `ids` to `messages`: the end of its turn, `new`, the assistant's header.
@@ -118,26 +171,36 @@ class Chat:
         head, whole = self.encode(MARK, bare=False), self.encode(MARK + text, bare=False)
         return whole[len(head) :] if whole[: len(head)] == head else self.encode(text, bare=False)
 
-    def _template_tokens(self) -> tuple[str, ...]:
-        """Special tokens that the template writes around a question; but for the one that begins a text, often <s>."""
+    def _template_tokens(self) -> tuple[tuple[str, ...], str]:
+        """Special tokens that the template writes around a question, but for the one that begins a text (often <s>);
+        and what it writes behind it."""
         try:
             text = self.apply([{"role": "user", "content": MARK}], answer=True)
         except ConfigError:  # a template that wants more than a question; the prompts will tell
-            return ()
+            return (), ""
         if MARK not in text:
             raise ConfigError(f"the chat template leaves out what the user says in plain text; {TEMPLATE_REMEDY}")
         bos = self.tokenizer.bos_token
-        return tuple(token for token in self.tokenizer.all_special_tokens if token != bos and token in text)
+        marks = tuple(token for token in self.tokenizer.all_special_tokens if token != bos and token in text)
+        return marks, text.rpartition(MARK)[2].strip()
 
     def _looks_templated(self, text: str) -> bool:
-        begin = self.tokenizer.bos_token or MARK
-        return self.templated and (text.startswith(begin) or any(token in text for token in self._marks))
+        """Whether it begins as templates do, or ends as this one does; a control token inside a question is none."""
+        if not self.templated:
+            return False
+        begins = text.lstrip().startswith((self.tokenizer.bos_token or MARK, *self._marks))
+        return begins or (any(token in self._end for token in self._marks) and text.rstrip().endswith(self._end))
 
     def _notice(self, text: str) -> None:
         """Say it once."""
         if text not in self._told:
             self._told.add(text)
             warnings.warn(text, stacklevel=3)
+
+
+def unquoted(text: str) -> str:
+    """The text without our marks."""
+    return text.replace(QUOTE, "")
 
 
 def check_prefixes(chat: Chat, role: str = "user") -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import warnings
 from collections.abc import Mapping
@@ -55,13 +56,22 @@ class Prompts:
         answer_after: str | None = None,
         prompt_template: str | None = None,
         max_length: int | None = None,
+        context: float = math.inf,
         overlong: Literal["drop", "truncate", "error"] = "drop",
         shuffle: bool = True,
         seed: int = 0,
         num_proc: int | None = None,
         origin: str = "",
     ) -> None:
-        self._rows, self._chat, self._limit, self._overlong = rows, chat, max_length, overlong
+        self._rows, self._chat, self._overlong = rows, chat, overlong
+        room = context - 1  # the model has to say something, too
+        self._limit: int | None = max_length
+        self._limited_by = f"max_prompt_length={max_length}"
+        if room < (max_length or math.inf):
+            self._limit, self._limited_by = (
+                int(room),
+                f"what the model's context of {context:.0f} tokens leaves room for",
+            )
         self._shuffle, self._seed, self._origin = shuffle, seed, origin
         self._orders: dict[int, np.ndarray[Any, Any]] = {}
         streamed = hasattr(rows, "set_epoch") and not hasattr(rows, "__len__")
@@ -187,8 +197,8 @@ class Prompts:
         fits = self._limit is None or length <= self._limit
         if not fits and self._overlong == "error":
             raise ConfigError(
-                f"{self._place(number)}: the prompt has {length} tokens, over max_prompt_length={self._limit}; "
-                "raise it, or set overlong_prompts to drop or truncate"
+                f"{self._place(number)}: the prompt has {length} tokens, over {self._limited_by}; raise that, or set "
+                "overlong_prompts to drop or truncate"
             )
         return fits
 
@@ -198,17 +208,24 @@ class Prompts:
         if num_proc and hasattr(self._rows, "map"):
             one, names = partial(one, place=f"{self._origin} row".strip()), self._rows.column_names
             found = self._rows.map(one, with_indices=True, num_proc=num_proc, remove_columns=names, desc="tokenising")
-            length_N, digests = np.array(found["length"]), list(found["digest"])
+            length_N, digests, quotes_N = np.array(found["length"]), list(found["digest"]), np.array(found["quotes"])
         else:
             each = [one(row, place=self._place(i)) for i, row in enumerate(_watched(self._rows))]
             length_N, digests = np.array([row["length"] for row in each]), [row["digest"] for row in each]
+            quotes_N = np.array([row["quotes"] for row in each])
+        if quotes_N.any():
+            warnings.warn(
+                f"{quotes_N.sum()} of {len(quotes_N)} prompts hold the text of the tokenizer's control tokens (the "
+                f"first: {self._place(int(quotes_N.argmax()))}); it is read as text",
+                stacklevel=3,
+            )
 
         fits_N = np.array([self._fits(length, i) for i, length in enumerate(length_N.tolist())])
         over, cut = int((~fits_N).sum()), self._overlong == "truncate"
         if over == len(fits_N) and not cut:
             worst = int(length_N.argmax())
             raise ConfigError(
-                f"all {over} prompts are over max_prompt_length={self._limit}: {length_N[worst]} tokens in the longest "
+                f"all {over} prompts are over {self._limited_by}: {length_N[worst]} tokens in the longest "
                 f"({self._place(worst)}), the shortest {length_N.min()}; raise it, or set overlong_prompts=truncate"
             )
         self._found = Position(truncated=over) if cut else Position(dropped=over)
@@ -216,8 +233,8 @@ class Prompts:
         if over:
             done = "cut at their beginning" if cut else "left out"
             warnings.warn(
-                f"{over} of {len(fits_N)} prompts are over max_prompt_length={self._limit} and are {done}; raise it, "
-                "or see overlong_prompts",
+                f"{over} of {len(fits_N)} prompts are over {self._limited_by} and are {done} (the first: "
+                f"{self._place(int(fits_N.argmin()))}); raise that, or see overlong_prompts",
                 stacklevel=3,
             )
         return kept_P, digests
@@ -236,7 +253,8 @@ def _measured(row: Row, number: int | None = None, *, chat: Chat, columns: Colum
     """A row's length in tokens and its digest; what is wrong with it shows here."""
     place = place if number is None else f"{place} {number}"
     columns.rest_of(row, place)
-    return {"length": len(_rendered(row, place, chat, columns)[0]), "digest": _digest(dict(row))}
+    length = len(_rendered(row, place, chat, columns)[0])
+    return {"length": length, "digest": _digest(dict(row)), "quotes": chat.quotes(columns.prompt_of(row, place))}
 
 
 def _rendered(row: Row, place: str, chat: Chat, columns: Columns) -> tuple[list[int], str, Any]:

@@ -1,10 +1,13 @@
 """Rows of a data set from wherever they are: a local file, a folder, the hub.
 
-JSON is read here and not by `datasets`, so that whatever is wrong is named by file and line.
+JSON and CSV are read here and not by `datasets`, so that whatever is wrong is named by file and line, and so that cells
+of a CSV file stay the text they are.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,8 +21,9 @@ Row = dict[str, Any]
 
 MOST_LISTED = 20
 """Problems of one file that are told at a time."""
-BY_DATASETS = {".parquet": "parquet", ".csv": "csv"}
-OURS = (".jsonl", ".json")
+BY_DATASETS = {".parquet": "parquet"}
+OURS = (".jsonl", ".json", ".csv")
+LONGEST_CELL = 1 << 30
 BY_NUMBER = " row "
 """Between a file's name and a row's number, counted from 0 as everywhere; lines are counted from 1."""
 EXAMPLE = '{"prompt": "2 + 2 = ?", "answer": "4"}'
@@ -77,6 +81,8 @@ def read_rows(path: str | Path) -> Rows:
         raise ConfigError(f"{path}:{line}: not UTF-8 at byte {error.start} of the file; save it as UTF-8") from None
     if not text.strip():
         raise ConfigError(f"{path}: the file is empty; it takes one row a line, such as {EXAMPLE}")
+    if path.suffix == ".csv":
+        return _cells(text, path)
     rows = (_whole(text, path) if path.suffix == ".json" else None) or _lines(text, path)
     _one_type_a_column(rows)
     return rows
@@ -99,10 +105,47 @@ def _lines(text: str, path: Path) -> Rows:
                 problems.append(f"{path}:{number}: {wrong}")
             rows.append(row)
             numbers.append(number)
+    _refuse(problems)
+    return Rows(rows, str(path), numbers)
+
+
+def _cells(text: str, path: Path) -> Rows:
+    """A row a record of a CSV file, every cell as the text it is: 007, NA and null stay what they are."""
+    rows: list[Row] = []
+    numbers, problems, line = [], [], 0
+    most = csv.field_size_limit(LONGEST_CELL)
+    try:
+        records = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names = next(records)
+        line = records.line_num
+        if len(set(names)) < len(names) or not all(names):
+            raise ConfigError(
+                f"{path}:1: the first line names the columns, each once; it reads {','.join(names)[:200]}"
+            )
+        for cells in records:
+            begin, line = line + 1, records.line_num  # a quoted cell may hold line breaks
+            if cells and len(cells) != len(names):
+                problems.append(
+                    f"{path}:{begin}: {len(cells)} cells for the {len(names)} columns {', '.join(names)}; a comma "
+                    'inside a cell needs quotes around the cell: "a, b"'
+                )
+            if cells:
+                rows.append(dict(zip(names, cells, strict=False)))
+                numbers.append(begin)
+    except csv.Error as error:
+        raise ConfigError(
+            f"{path}:{line + 1}: {error}; quotes inside a cell are doubled, and the cell is quoted"
+        ) from None
+    finally:
+        csv.field_size_limit(most)
+    _refuse(problems)
+    return Rows(rows, str(path), numbers)
+
+
+def _refuse(problems: Sequence[str]) -> None:
     if problems:
         more = len(problems) - MOST_LISTED
-        raise ConfigError("\n".join(problems[:MOST_LISTED] + ([f"… and {more} more lines"] if more > 0 else [])))
-    return Rows(rows, str(path), numbers)
+        raise ConfigError("\n".join([*problems[:MOST_LISTED], *([f"… and {more} more lines"] if more > 0 else [])]))
 
 
 def _whole(text: str, path: Path) -> Rows | None:

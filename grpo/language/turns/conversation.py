@@ -19,7 +19,7 @@ from grpo.capabilities import Closes
 from grpo.config import ConfigError
 from grpo.errors import line
 from grpo.language.config import LanguageConfig
-from grpo.language.data.chat import Chat, check_prefixes
+from grpo.language.data.chat import Chat, check_prefixes, unquoted
 from grpo.language.engines import Completion, Engine, Sampling, Tokens, in_groups
 from grpo.language.rewards.lookup import find
 from grpo.language.samples import Message, Prompt, Sample
@@ -211,7 +211,7 @@ class Conversation:
                 messages = [*prompt.messages, *new]
                 text = self._chat.apply(messages, answer=True)
                 ids = self._chat.encode(text, bare=False)
-                talk.prompt = replace(prompt, ids=ids, text=text, messages=messages)
+                talk.prompt = replace(prompt, ids=ids, text=unquoted(text), messages=messages)
             elif not self._chat.templated:
                 text = "\n".join([prompt.text, *(str(message["content"]) for message in new)])
                 talk.prompt = replace(prompt, ids=self._chat.encode(text), text=text)
