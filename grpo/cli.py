@@ -132,6 +132,9 @@ def _view_words(command: Command) -> None:
     viewed.add_argument("--export", type=Path, metavar="FILE", help="write one self-contained HTML file instead")
     viewed.add_argument("--groups", metavar="N|STEP/GROUP,…", help="with --export: how many groups, or which (12)")
     viewed.add_argument("--host", metavar="ADDRESS", help="whose requests are heard (127.0.0.1); others need a token")
+    viewed.add_argument(
+        "--token", action=argparse.BooleanOptionalAction, help="ask for one that the link has (where others could read)"
+    )
     viewed.add_argument("--port", type=_port, help="where to listen (a free one)")
     viewed.add_argument("--no-browser", action="store_true", help="only print the link")
 
@@ -226,12 +229,17 @@ def _view(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
     a = arguments
     if a.export is not None:
-        for name, given in (("host", a.host), ("port", a.port), ("no-browser", a.no_browser or None)):
+        for name, given in (
+            ("host", a.host),
+            ("port", a.port),
+            ("no-browser", a.no_browser or None),
+            ("token", a.token),
+        ):
             if given is not None:
                 raise ValueError(f"--{name} means nothing with --export; leave it out")
     elif a.groups is not None:
         raise ValueError("--groups is for --export; leave it out")
-    return view(a.folder, a.host or "127.0.0.1", a.port, not a.no_browser, a.export, a.groups or "12")
+    return view(a.folder, a.host or "127.0.0.1", a.port, not a.no_browser, a.export, a.groups or "12", a.token)
 
 
 def _eval(arguments: argparse.Namespace, rest: Sequence[str]) -> int:

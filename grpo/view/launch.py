@@ -11,10 +11,13 @@ from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import urlsplit
 
 from grpo.run.folder import RunFolder
+from grpo.view import others
 from grpo.view.library import Library
 
+LOCAL = ("127.0.0.1", "localhost", "::1")
 PORT = 6076
 """Where the search for a free port begins."""
 
@@ -46,8 +49,9 @@ def view(
     browser: bool = True,
     export: Path | None = None,
     groups: str = "12",
+    asks: bool | None = None,
 ) -> int:
-    """Serve the page until Ctrl-C, or write it to one file."""
+    """Serve the page until Ctrl-C, or write it to one file; asks: for a token; None: where others could come in."""
     library, run = library_of(path)
     if export is not None:
         from grpo.view.export import wanted, write_export
@@ -63,11 +67,14 @@ def view(
         from grpo.view.server import is_loopback, make_app
     except ImportError as error:
         raise Bad(f"grpo view needs {error.name}; pip install 'anygrpo[view]'") from error
-    token = None if is_loopback(host) else secrets.token_urlsafe(24)
+    if asks is False and not is_loopback(host):
+        raise Bad(f"--host {host} lets other machines in, and without a token everybody; leave --no-token out")
+    wanted_by = others.present() if asks is None else []
+    token = secrets.token_urlsafe(24) if asks or wanted_by or not is_loopback(host) else None
     listening = _listen(host, port)
     app = make_app(library, host, token)
     url = _url(host, listening.getsockname()[1], token) + (f"#/run/{run}" if run else "")
-    print(_words(url, listening.getsockname()[1], token, headless := _headless()), flush=True)
+    print(_words(url, listening.getsockname()[1], token, headless := _headless(), wanted_by), flush=True)
     if browser and not headless:
         webbrowser.open(url)
     settings = uvicorn.Config(
@@ -102,17 +109,25 @@ def _url(host: str, port: int, token: str | None) -> str:
     return f"http://{name}:{port}/" + (f"login?token={token}" if token else "")
 
 
-def _words(url: str, port: int, token: str | None, headless: bool) -> str:
+def _words(url: str, port: int, token: str | None, headless: bool, wanted_by: list[str]) -> str:
     lines = [f"grpo view: {url}   (Ctrl-C ends it)"]
+    if wanted_by:
+        lines.append(f"Others share this machine ({_some(wanted_by)}): the link has a token. --no-token leaves it out.")
     if token:
         lines.append("Whoever has this link can read your runs. It is printed once; a new start makes a new one.")
-    elif headless:
+    elif there := others.allowed():
+        lines.append(f"Other users of this machine ({_some(there)}) can read along; --token keeps them out.")
+    if headless and urlsplit(url).hostname in LOCAL:
         lines += [
             "From your own machine:",
             f"  ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}",
             f"and open {url} there.",
         ]
     return "\n".join(lines)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _headless() -> bool:

@@ -34,7 +34,7 @@ def browser():
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
     """`grpo view` over a folder, as its own process; gives the address that it prints."""
-    command = [sys.executable, "-m", "grpo.cli", "view", str(folder), "--no-browser"]
+    command = [sys.executable, "-m", "grpo.cli", "view", str(folder), "--no-browser", "--no-token"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=plain()) as process:
         try:
             assert process.stdout is not None

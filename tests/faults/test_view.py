@@ -609,7 +609,7 @@ def served(root: Path, *flags: str):
 
 
 def test_the_command_serves_until_it_is_told_to_stop(root):
-    with served(root) as url:
+    with served(root, "--no-token") as url:
         assert url.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(f"{url}api/runs", timeout=60) as answer:
             assert json.load(answer)["runs"][0]["name"] == "run"

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo.cli import main
-from grpo.view import launch
+from grpo.view import launch, others
 from tests.unit.view.folders import make_run, two_groups
 
 
@@ -27,7 +27,7 @@ def at_a_screen(monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
 
 
-def test_a_browser_is_opened_at_the_run_where_there_is_a_screen(root, served, monkeypatch, capsys):
+def test_a_browser_is_opened_at_the_run_where_there_is_a_screen(root, served, alone, monkeypatch, capsys):
     at_a_screen(monkeypatch)
     assert main(["view", str(root / "run")]) == 0
     (url,) = served
@@ -41,7 +41,7 @@ def test_no_browser_where_none_is_wanted(root, served, monkeypatch, capsys):
     assert served == [] and "ssh -L" not in capsys.readouterr().out
 
 
-def test_over_ssh_the_line_for_a_tunnel_is_printed(root, served, monkeypatch, capsys):
+def test_over_ssh_the_line_for_a_tunnel_is_printed(root, served, alone, monkeypatch, capsys):
     at_a_screen(monkeypatch)
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 1 10.0.0.2 22")
     assert main(["view", str(root)]) == 0
@@ -59,7 +59,59 @@ def test_every_start_on_another_interface_has_a_token_of_its_own(root, served, c
     assert first != second and len(first) >= 32
 
 
-def test_a_taken_port_is_passed_over_unless_it_was_asked_for(root, served, monkeypatch, capsys):
+@pytest.fixture
+def alone(monkeypatch):
+    monkeypatch.setattr(others, "present", lambda: [])
+    monkeypatch.setattr(others, "allowed", lambda: [])
+
+
+def test_where_others_are_at_work_the_link_has_a_token(root, served, monkeypatch, capsys):
+    """The loopback address belongs to everybody on the machine."""
+    at_a_screen(monkeypatch)
+    monkeypatch.setattr(others, "present", lambda: ["ada", "bob", "cleo", "dan"])
+    assert main(["view", str(root / "run")]) == 0
+    (url,), out = served, capsys.readouterr().out
+    assert (
+        "/login?token=" in url and url.endswith("#/run/run") and "Others share this machine (ada, bob, cleo, …)" in out
+    )
+    assert main(["view", str(root), "--no-token"]) == 0
+    assert "token=" not in served[1]
+
+
+def test_where_others_could_be_it_says_so(root, served, alone, monkeypatch, capsys):
+    at_a_screen(monkeypatch)
+    monkeypatch.setattr(others, "allowed", lambda: ["ada"])
+    assert main(["view", str(root)]) == 0
+    assert "token=" not in served[0] and "Other users of this machine (ada) can read along" in capsys.readouterr().out
+    assert main(["view", str(root), "--token"]) == 0
+    assert "token=" in served[1] and "Other users" not in capsys.readouterr().out
+
+
+def test_alone_nothing_is_asked_or_said(root, served, alone, monkeypatch, capsys):
+    at_a_screen(monkeypatch)
+    assert main(["view", str(root)]) == 0
+    assert "token" not in served[0] and capsys.readouterr().out.count("\n") == 1
+
+
+def test_people_are_told_from_services(tmp_path, monkeypatch):
+    import pwd
+
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    names = {0: "root", 33: "www", 1000: "me", 1001: "ada", 61200: "dynamic", 65534: "nobody"}
+    entries = {uid: pwd.struct_passwd((name, "x", uid, uid, "", "/", "/bin/sh")) for uid, name in names.items()}
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: entries[uid])  # 100001 is a container's: nobody's name
+    monkeypatch.setattr("pwd.getpwall", lambda: list(entries.values()))
+    monkeypatch.setattr(others, "_owner", lambda path: int(path.name))
+    for uid in [*names, 100001]:
+        (tmp_path / str(uid)).touch()
+    listed = tmp_path / "passwd"
+    listed.write_text("root:x:0\nme:x:1000\n")
+    assert others.present(tmp_path, listed) == ["ada"] and others.allowed() == ["ada"]
+    listed.write_text("root:x:0\n")
+    assert others.present(tmp_path, listed) == ["ada", "the accounts of your network"]
+
+
+def test_a_taken_port_is_passed_over_unless_it_was_asked_for(root, served, alone, monkeypatch, capsys):
     with launch._listen("127.0.0.1", None) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(launch, "PORT", port)
@@ -84,6 +136,8 @@ def test_an_export_is_written_and_named(root, tmp_path, capsys):
         (["--export", "x.html", "--port", "80"], "--port means nothing with --export"),
         (["--export", "x.html", "--host", "::"], "--host means nothing with --export"),
         (["--export", "x.html", "--no-browser"], "--no-browser means nothing with --export"),
+        (["--host", "0.0.0.0", "--no-token"], "leave --no-token out"),
+        (["--export", "x.html", "--token"], "--token means nothing with --export"),
         (["--groups", "3"], "--groups is for --export"),
         (["runs/run", "--export", "x.html", "--groups", "0"], "groups are a number (12), or STEP/GROUP"),
         (["runs/run", "--export", "x.html", "--groups", "5/9"], "has no group 9"),
