@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +34,8 @@ Make: TypeAlias = Callable[[], Env]
 Watch: TypeAlias = Callable[[int, int], None]
 """Told (member, step) before each call into an environment: −1 making it, 0 its reset, 1 … its steps."""
 
-CLOSE_TIMEOUT = 10.0
-"""Seconds that an environment may take to close."""
+CLOSE_TIMEOUT, LEAST = 10.0, 0.1
+"""Seconds that environments may take to close, all of them together; and each, where the others have used it up."""
 MAKING = -1
 ENDED = "its episode has ended"
 NOBODY = -1
@@ -167,9 +168,7 @@ class SerialFleet:
 
     def close(self) -> None:
         """Close every environment."""
-        for env in [self._spare, *(member.env for member in self._members)]:
-            if env is not None:
-                close(env)
+        close(*(env for env in [self._spare, *(member.env for member in self._members)] if env is not None))
         self._spare, self._members = None, [_Member() for _ in range(self.size)]
 
     def _begin(
@@ -373,13 +372,19 @@ class _Actions:
         return np.array(actions, self._dtype).reshape(len(actions), *self._shape)
 
 
-def close(env: Any) -> None:
-    """Close an environment, whatever it makes of that: it may raise, and it may take its time."""
-    try:
-        with at_most(CLOSE_TIMEOUT, f"{name_of(env)}.close()"):
-            env.close()
-    except TimeoutError as error:
-        warnings.warn(f"{error}; it is left as it is", stacklevel=2)
-    except BaseException as error:
-        if from_a_person(error):
-            raise
+def close(*envs: Any) -> None:
+    """Close environments, whatever they make of that: they may raise, and all together take some time."""
+    until = time.monotonic() + CLOSE_TIMEOUT
+    left = 0
+    for env in envs:
+        try:
+            with at_most(max(until - time.monotonic(), LEAST), "close()"):
+                env.close()
+        except TimeoutError:
+            left += 1
+        except BaseException as error:
+            if from_a_person(error):
+                raise
+    if left:
+        what = f"{left} of {len(envs)} environments did not close in {CLOSE_TIMEOUT:g} s and are left as they are"
+        warnings.warn(f"{name_of(envs[0])}: {what}", stacklevel=2)

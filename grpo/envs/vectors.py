@@ -79,9 +79,7 @@ class GymVectorFleet(BatchedFleet):
 
     def close(self) -> None:
         """Close the batched environment."""
-        close(self._env)
-        if not self._lockstep:
-            close(self._scout)
+        close(self._env, *([] if self._lockstep else [self._scout]))
 
     def restore(self, members: Members, snapshots: Sequence[Snapshot]) -> Begun:
         """Write the state back where it is kept; else play each seed's actions again."""

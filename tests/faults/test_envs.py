@@ -147,7 +147,10 @@ def test_a_keyboard_interrupt_of_its_own_is_a_failure_like_any_other(processes, 
     """In a worker, which no Ctrl-C reaches, and in this process while a run listens for one."""
     for fleet in (processes, SerialFleet(UNRULY, 4)):
         with StopSignals() as asked:
-            seen, errors = walk(fleet, [1, envs.SEEDS["interrupts"], 3, 4], 5)
+            try:
+                seen, errors = walk(fleet, [1, envs.SEEDS["interrupts"], 3, 4], 5)
+            except KeyboardInterrupt:
+                pytest.fail("it was taken for a person's")
             assert errors == {1: f"Unruly member 1, step {envs.STEP}: KeyboardInterrupt"}
             np.testing.assert_array_equal(np.delete(seen, 1, 1), np.delete(well_behaved, 1, 1))
             assert asked.reason is None
@@ -169,8 +172,8 @@ def test_drawing_and_closing_that_hang_are_given_up(monkeypatch):
     stuck = envs.Stuck(render_mode="rgb_array")
     with pytest.raises(EnvError, match=r"Stuck cannot be drawn \(TimeoutError: render\(\) did not end in 0.1 s\)"):
         frames_of(stuck)
-    with pytest.warns(UserWarning, match=r"Stuck.close\(\) did not end in 0.1 s; it is left as it is"):
-        SerialFleet([stuck]).close()
+    with pytest.warns(UserWarning, match=r"Stuck: 2 of 2 environments did not close in 0.1 s and are left as they are"):
+        SerialFleet([stuck, envs.Stuck()]).close()
 
 
 def test_a_frozen_worker_is_replaced_whatever_is_sent_to_it(processes):

@@ -60,6 +60,7 @@ def frozen(worker):
     os.kill(pid, signal.SIGSTOP)
     thaw.start()
     yield
+    assert thaw.is_alive(), "it was waited for until it moved again by itself"
     thaw.cancel()
 
 
