@@ -378,8 +378,7 @@ def close(*envs: Any) -> None:
     left = 0
     for env in envs:
         try:
-            with at_most(max(until - time.monotonic(), LEAST), "close()"):
-                env.close()
+            at_most(max(until - time.monotonic(), LEAST), "close()", env.close)
         except TimeoutError:
             left += 1
         except BaseException as error:

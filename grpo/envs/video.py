@@ -100,8 +100,7 @@ def frames_of(env: gym.Env[Any, Any]) -> list[np.ndarray]:
         raise EnvError(f"{name_of(env)} has render_mode {env.render_mode!r} of its modes {modes}; {remedy}")
     draw_off_screen(env)
     try:
-        with at_most(RENDER_TIMEOUT, "render()"):
-            drawn: Any = env.render()
+        drawn: Any = at_most(RENDER_TIMEOUT, "render()", env.render)
     except BaseException as error:  # anything an environment may raise
         if from_a_person(error):
             raise

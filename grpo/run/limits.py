@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 AGAIN = 1.0
 """Seconds after which code that caught the first one is told once more."""
@@ -16,24 +18,27 @@ class _Enough(BaseException):
     """Ends what took too long; not an Exception, which that may catch."""
 
 
-@contextmanager
-def at_most(seconds: float, what: str) -> Iterator[None]:
-    """TimeoutError once this has taken so many seconds, wherever it sleeps, waits or loops.
+def at_most(seconds: float, what: str, call: Callable[[], Value]) -> Value:
+    """What the call gives; TimeoutError once it has taken so many seconds, wherever it sleeps, waits or loops.
 
     By SIGALRM, so that it stays in its own thread; an alarm that was set before goes on afterwards. Python allows that
     in the main thread only: elsewhere, and inside a C function that never comes back, there is no limit.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+        return call()
+    over = False
 
     def enough(number: int, frame: FrameType | None) -> None:
-        raise _Enough
+        if not over:
+            raise _Enough
 
     handler = signal.signal(signal.SIGALRM, enough)
     left, every = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
     try:
-        yield
+        try:
+            return call()
+        finally:
+            over = True  # from here on it may ring, and nobody is interrupted
     except _Enough:
         raise TimeoutError(f"{what} did not end in {seconds:g} s") from None
     finally:

@@ -65,8 +65,8 @@ class Trackers:
                 elif tracker in there:
                     self._trackers.append(there[tracker])
                 else:
-                    with at_most(LONG, "its beginning"):
-                        self._trackers.append(make_tracker(tracker, self._folder, project))
+                    make = partial(make_tracker, tracker, self._folder, project)
+                    self._trackers.append(at_most(LONG, "its beginning", make))
             except TrackerError:
                 raise
             except Exception as error:  # whatever a tracker may raise
@@ -94,8 +94,7 @@ class Trackers:
 
     def _try(self, tracker: Tracker, call: Callable[[], Any], what: str, seconds: float) -> None:
         try:
-            with at_most(seconds, what):  # in this thread: many trackers know only the one they were begun in
-                call()
+            at_most(seconds, what, call)  # in this thread: many trackers know only the one they were begun in
         except Exception as error:  # whatever a tracker may raise
             self._trackers.remove(tracker)
             self._report(type(tracker).__name__, error)
