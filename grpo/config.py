@@ -35,18 +35,21 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "NamedCode", "Worded", "wrong_values"]
 
-MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch")
-"""Sizes of a minibatch, in what it is made of."""
+MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "minibatches")
+"""Sizes of a minibatch, in what it is made of, or how many there are."""
 
 
 BLOCKS: Blocks = {
-    "sampling": ("group_size", "groups_per_step", "no_signal", "max_attempts"),
+    "sampling": (
+        "group_size", "groups_per_step", "no_signal", "filter_rewards", "rewards_lower_bound", "rewards_upper_bound",
+        "max_attempts",
+    ),
     "update": (
-        "groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "rows_per_microbatch",
+        "groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "minibatches", "rows_per_microbatch",
         "num_iterations", "learning_rate", "weight_decay", "max_grad_norm", "max_ratio", "target_kl",
     ),
     "general": ("seed", "device"),
-    "algorithm": ("loss_type", "old_logp", "ref_sync_steps", "ref_mixup_alpha", *column_types()),
+    "algorithm": ("loss_type", "old_logp", "report_entropy", "ref_sync_steps", "ref_mixup_alpha", *column_types()),
 }  # fmt: skip
 """Block → settings, of what every domain shares."""
 
@@ -114,6 +117,8 @@ class GRPOConfig(Worded):
     """Instead: single trajectories in one optimizer step."""
     decisions_per_minibatch: int | None = Field(default=None, ge=1)
     """Instead: single decisions in one optimizer step, of any trajectory; for policies without memory."""
+    minibatches: int | None = Field(default=None, ge=1)
+    """Instead: optimizer steps a pass, with about equally many starts each."""
     rows_per_microbatch: int | None = Field(default=None, ge=1)
     """Trajectories in one forward and backward pass; changes memory, not the gradient. None: all."""
     num_iterations: int = Field(default=1, ge=1)
@@ -134,8 +139,17 @@ class GRPOConfig(Worded):
     no_signal: Literal["recipe", "keep", "drop", "resample"] = "recipe"
     """Groups whose rewards are all equal: keep them in the denominators, drop them, or sample their starts again.
     recipe: as the recipe says."""
+    filter_rewards: bool = False
+    """Groups whose mean reward is outside of the two bounds are sampled again, at most max_attempts times in all, and
+    then left out."""
+    rewards_lower_bound: float | None = None
+    """For filter_rewards; None: open."""
+    rewards_upper_bound: float | None = None
+    """For filter_rewards; None: open."""
+    report_entropy: bool = False
+    """Report the mean entropy of the decisions where no bonus asks for it: it costs a little more time and memory."""
     max_attempts: int = Field(default=4, ge=1)
-    """Times a start may be sampled in one step, for no_signal=resample."""
+    """Times a start may be sampled in one step, for no_signal=resample and filter_rewards."""
     ref_sync_steps: int | None = Field(default=None, ge=1)
     """The reference follows the policy every so many steps; None: never."""
     ref_mixup_alpha: float = Field(default=1.0, gt=0, le=1)
@@ -206,8 +220,11 @@ class GRPOConfig(Worded):
         alien = foreign(self._surrogate(self._columns()), self.changed)
         idle = {name: needs for name, needs in alien.items() if not says_nothing(self.changed[name])}
         idle |= without_effect(self.recipe, self.changed)
-        if self.max_attempts != 4 and self.no_signal != "resample":
-            idle["max_attempts"] = "it needs no_signal=resample"
+        if self.max_attempts != 4 and self.no_signal != "resample" and not self.filter_rewards:
+            idle["max_attempts"] = "it needs no_signal=resample or filter_rewards=true"
+        for name in () if self.filter_rewards else ("rewards_lower_bound", "rewards_upper_bound"):
+            if getattr(self, name) is not None:
+                idle[name] = "it needs filter_rewards=true"
         if self.ref_mixup_alpha != 1.0 and self.ref_sync_steps is None:
             idle["ref_mixup_alpha"] = "it needs ref_sync_steps"
         if self.ref_sync_steps is not None and not (self.recipe.beta and self.recipe.kl_to == "reference"):
@@ -229,10 +246,13 @@ class GRPOConfig(Worded):
 
     def but(self, **settings: Any) -> Self:
         """These settings with some changed."""
-        given = {name: getattr(self, name) for name in self.model_fields_set if name != "changed"}
+        given = {name: getattr(self, name) for name in self.model_fields_set if name != "changed"} | self.changed
         speaks = self.dialect if self._spoken == OWN else self._spoken
         changed, done = translate(self._unfolded(settings, speaks), speaks, self.words)  # the rest has been translated
-        made = type(self)(_dialect=OWN, **given | self.changed | changed)
+        for item in self._translations:
+            if set(item.settings) & set(changed):  # what it brought along goes with it
+                given = {name: value for name, value in given.items() if name not in item.along}
+        made = type(self)(_dialect=OWN, **given | changed)
         made._translations, made._spoken = [*done, *self._translations], self._spoken
         return made
 
@@ -307,6 +327,7 @@ def _check(config: GRPOConfig) -> None:
     sizes = [name for name in MINIBATCHES if getattr(config, name)]
     if len(sizes) > 1:
         raise ConfigError(f"{' and '.join(sizes)} say the same thing; give one of them")
+    _check_filter(config)
     recipe = config.recipe
     alone = recipe.ratio == "token" and recipe.reduction == "token_mean" and not recipe.surrogate.whole_rows
     if config.decisions_per_minibatch and not alone:
@@ -315,6 +336,19 @@ def _check(config: GRPOConfig) -> None:
             "reduction=token_mean and ratio=token, or use rows_per_minibatch",
             idle={"decisions_per_minibatch": "this recipe needs trajectories whole"},
         )
+
+
+def _check_filter(config: GRPOConfig) -> None:
+    """What filtering by rewards needs to mean something."""
+    low, high = config.rewards_lower_bound, config.rewards_upper_bound
+    if not config.filter_rewards:
+        return
+    if low is None and high is None:
+        raise ConfigError("filter_rewards=true needs rewards_lower_bound, rewards_upper_bound or both")
+    if low is not None and high is not None and low > high:
+        raise ConfigError(f"rewards_lower_bound={low:g} is above rewards_upper_bound={high:g}")
+    if config.no_signal == "resample":
+        raise ConfigError("filter_rewards samples groups again by itself; leave no_signal=resample out")
 
 
 def _as_written(translations: Iterable[Translation]) -> dict[str, str]:

@@ -19,12 +19,14 @@ from torch import Tensor
 
 from grpo.capabilities import MakesRoom, ScoresRows
 from grpo.config import GRPOConfig
+from grpo.core.advantages import group_mean
 from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
 from grpo.protocols import (
+    Collected,
     CollectRequest,
     Phase,
     Reference,
@@ -141,7 +143,8 @@ class Trainer:
         """Tries for this step, and how they were rewarded."""
         request = CollectRequest(self.steps_done, 0, states)
         collected = self.source.collect(request)
-        rollouts, metrics = collected.rollouts, reward_metrics(collected.rollouts, self.recipe)
+        rollouts, counted = self._filtered(collected, request)
+        metrics = reward_metrics(rollouts, self.recipe) | counted
         if self.config.no_signal == "resample":
             # Where nothing had a signal the last tries stay, are counted, and teach nothing.
             most = self.config.max_attempts
@@ -151,6 +154,26 @@ class Trainer:
             with torch.no_grad():
                 rollouts = rollouts.but(old_logp_NT=self.policy.score(rollouts).logp_NT)
         return rollouts, metrics
+
+    def _filtered(self, collected: Collected, request: CollectRequest) -> tuple[Rollouts, dict[str, float | None]]:
+        """Groups whose mean reward is within bounds, where that was asked for, and how many were not."""
+        if not self.config.filter_rewards:
+            return collected.rollouts, {}
+        found = resample(collected, request, self._within_bounds, self.source.collect, self.config.max_attempts)
+        kept = found.rollouts
+        if found.none_kept:  # the last tries stay, with nothing to learn from
+            kept = kept.but(mask_NT=torch.zeros_like(kept.mask_NT))
+        return kept, {"attempts": float(found.attempts), "filtered": float(found.missing)}
+
+    def _within_bounds(self, rollouts: Rollouts) -> set[int]:
+        """Groups whose mean reward is within the bounds; one in which every try failed has none."""
+        reward_N, weight_N = trajectory_reward(rollouts, self.recipe)
+        mean_N = group_mean(reward_N, rollouts.group_N, weight_N)
+        low, high = self.config.rewards_lower_bound, self.config.rewards_upper_bound
+        kept_N = weight_N > 0
+        kept_N = kept_N if low is None else kept_N & (mean_N >= low)
+        kept_N = kept_N if high is None else kept_N & (mean_N <= high)
+        return set(rollouts.group_N[kept_N].tolist())
 
     def _with_signal(self, rollouts: Rollouts) -> set[int]:
         """Groups whose rewards differ."""
@@ -168,9 +191,10 @@ class Trainer:
     def _minibatches(self, rollouts: Rollouts) -> Iterator[Sequence[int] | Tensor]:
         """Rows, or those of whole groups, in an order drawn from (seed, step, pass); every one once a pass."""
         config, everything = self.config, range(len(rollouts))
-        size = config.groups_per_minibatch or config.rows_per_minibatch or config.decisions_per_minibatch
-        members = _members(rollouts) if config.groups_per_minibatch else None
+        members = _members(rollouts) if config.groups_per_minibatch or config.minibatches else None
         count = len(members or everything)
+        size = config.groups_per_minibatch or config.rows_per_minibatch or config.decisions_per_minibatch
+        size = math.ceil(count / config.minibatches) if config.minibatches else size
         for number in range(config.num_iterations):
             if size is None or size >= count:
                 yield everything
@@ -248,7 +272,8 @@ class Trainer:
         logp: list[Tensor] = []
         for rows in parts:
             part = batch.select(rows)
-            scores = self.policy.score(part.rollouts, entropy=bool(self.recipe.entropy_coef))
+            asked = bool(self.recipe.entropy_coef) or self.config.report_entropy
+            scores = self.policy.score(part.rollouts, entropy=asked)
             terms = objective(scores, part, self.recipe)
             if terms.loss.requires_grad:
                 terms.loss.backward()

@@ -304,7 +304,7 @@ def _translated(
         try:
             known = spellings(words, EVERY)
             flat = unfolded(block, model.blocks, model.model_fields, known, layer.leaf)
-            ours, soft, done = read(_settled(flat, model, known), words, before, EVERY)
+            ours, soft, done = read(_settled(flat, model, known), words, {**before, **settings}, EVERY)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{layer.origin}: {error}") from None
         settings |= {name: _fitting(name, value, model) for name, value in ours.items()}

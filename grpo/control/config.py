@@ -123,13 +123,6 @@ class ControlConfig(GRPOConfig):
     """What the ratio is of: each number (or choice) of an action, an action, or a chunk as a whole."""
     entropy_type: Literal["token_level", "action_level", "chunk_level"] = "action_level"
     """What the entropy bonus is the mean of."""
-    filter_rewards: bool = False
-    """Groups whose mean return (as clip_rewards and reward_scale leave it) is outside of the two bounds are played
-    again, at most max_attempts times in all, and then left out."""
-    rewards_lower_bound: FiniteFloat | None = None
-    """For filter_rewards; None: open."""
-    rewards_upper_bound: FiniteFloat | None = None
-    """For filter_rewards; None: open."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """For advantage=fitted and critic: how far real rewards reach before the value is believed."""
     baseline_features: int = Field(default=256, ge=0)
@@ -235,11 +228,6 @@ class ControlConfig(GRPOConfig):
             idle |= dict.fromkeys(changed, "it needs warm_start")
         elif self.warm_start.endswith(".npz") and "warm_start_episodes" in changed:
             idle["warm_start_episodes"] = "recorded episodes are all imitated"
-        if self.filter_rewards:
-            idle.pop("max_attempts", None)
-        else:
-            bounds = ("rewards_lower_bound", "rewards_upper_bound")
-            idle |= {name: "it needs filter_rewards=true" for name in bounds if dict(self)[name] is not None}
         return idle
 
     def _changed(self, *names: str) -> list[str]:
@@ -291,7 +279,8 @@ def _check(config: ControlConfig) -> None:
     if config.no_signal == "resample" and by in ("branch", "steps"):
         raise ConfigError(f"no_signal=resample needs starts that can be asked for again, not group_by={by}")
     _check_chunks(config)
-    _check_filter(config)
+    if config.filter_rewards and by in ("branch", "steps"):
+        raise ConfigError(f"filter_rewards needs starts that can be asked for again, not group_by={by}")
 
 
 def _check_chunks(config: ControlConfig) -> None:
@@ -315,18 +304,3 @@ def _check_chunks(config: ControlConfig) -> None:
         raise ConfigError("group_by=steps counts single steps; it needs logprob_type=action_level")
     if tokens and recipe.beta and recipe.kl_estimator == "exact":
         raise ConfigError("kl_estimator=exact is of whole actions; use k3 with logprob_type=token_level")
-
-
-def _check_filter(config: ControlConfig) -> None:
-    """What filtering needs to mean something."""
-    low, high = config.rewards_lower_bound, config.rewards_upper_bound
-    if not config.filter_rewards:
-        return
-    if low is None and high is None:
-        raise ConfigError("filter_rewards=true needs rewards_lower_bound, rewards_upper_bound or both")
-    if low is not None and high is not None and low > high:
-        raise ConfigError(f"rewards_lower_bound={low:g} is above rewards_upper_bound={high:g}")
-    if config.group_by in ("branch", "steps"):
-        raise ConfigError(f"filter_rewards needs starts that can be asked for again, not group_by={config.group_by}")
-    if config.no_signal == "resample":
-        raise ConfigError("filter_rewards plays groups again by itself; leave no_signal=resample out")

@@ -1,11 +1,11 @@
-"""RLinf's words for robots: chunks, which groups are kept, how episodes begin and end."""
+"""RLinf's words for robots: chunks, how episodes begin and end."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.dialects.spelling import Settings, Spelling, refuse, switched, truth, whole
+from grpo.dialects.spelling import Settings, Spelling, refuse, truth, whole
 
 
 def _lambda(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
@@ -13,19 +13,9 @@ def _lambda(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Sett
     return {key: {key: value} if ours.get("advantage") == "critic" else {} for key, value in words.items()}
 
 
-def _bounds(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
-    """filter_rewards is a switch: off, the bounds beside it mean nothing."""
-    if not switched(words, "filter_rewards"):
-        return {"filter_rewards": {"filter_rewards": False}} if "filter_rewards" in words else {}
-    return {key: {key: True if key == "filter_rewards" else value} for key, value in words.items()}
-
-
 EMBODIED = (
     Spelling("num_action_chunks", "action_chunk", "8; ours 1", lambda value: {"action_chunk": whole(value)}),
     Spelling("gae_lambda", "gae_lambda", "0.95; not read where adv_type=grpo", together=_lambda),
-    Spelling("filter_rewards", "filter_rewards", "false", together=_bounds),
-    Spelling("rewards_lower_bound", "rewards_lower_bound", "0.1; read with filter_rewards", together=_bounds),
-    Spelling("rewards_upper_bound", "rewards_upper_bound", "0.9; read with filter_rewards", together=_bounds),
     Spelling("reward_coef", "reward_scale", "5"),
     Spelling(
         "ignore_terminations",

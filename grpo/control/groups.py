@@ -23,7 +23,6 @@ from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.episodes import EpisodeRunner, Start
 from grpo.envs.fleet import EnvError, Fleet, Snapshot
-from grpo.rollouts import Rollouts
 from grpo.seeding import start_seeds
 
 TRAINING, TRUNKS, STREAMS, EVALUATION, EXPERT = range(5)
@@ -54,18 +53,6 @@ def tries(config: ControlConfig, starts: Sequence[Any]) -> tuple[list[Start], np
         return each, np.repeat(np.arange(len(starts)), [len(start) for start in starts])
     each = [start for start in starts for _ in range(config.group_size)]
     return each, np.repeat(np.arange(len(starts)), config.group_size)
-
-
-def within(rollouts: Rollouts, low: float, high: float) -> set[int]:
-    """Groups whose mean return is in [low, high], of the rows that did not fail; one without any is not."""
-    assert rollouts.reward_NT is not None
-    return_N = (rollouts.reward_NT * rollouts.mask_NT).sum(1)
-    chosen: set[int] = set()
-    for group in rollouts.group_N.unique().tolist():
-        mine_N = (rollouts.group_N == group) & rollouts.scored_N
-        if mine_N.any() and low <= float(return_N[mine_N].mean()) <= high:
-            chosen.add(group)
-    return chosen
 
 
 def branch_points(

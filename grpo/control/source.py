@@ -25,7 +25,6 @@ from grpo.control.groups import (
     seeds,
     starts_of,
     tries,
-    within,
 )
 from grpo.control.imitate import imitate, shown_by
 from grpo.control.play import Episodes, play
@@ -37,7 +36,6 @@ from grpo.envs.copies import EnvCopies
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.spaces import take
 from grpo.protocols import Collected, CollectRequest, State, as_part, part
-from grpo.resample import resample
 from grpo.rollouts import Rollouts, Status
 from grpo.seeding import generator
 
@@ -94,22 +92,6 @@ class ControlSource:
     # --- tries ------------------------------------------------------------------------------------------------------
 
     def collect(self, request: CollectRequest) -> Collected:
-        """A group of tries from each start; with filter_rewards only those that tell something."""
-        collected = self._tries(request)
-        return self._filtered(collected, request) if self.config.filter_rewards else collected
-
-    def _filtered(self, collected: Collected, request: CollectRequest) -> Collected:
-        """Groups whose mean return is within bounds; where none is, the last ones, with nothing to learn from."""
-        low, high = self.config.rewards_lower_bound, self.config.rewards_upper_bound
-        bounds = -np.inf if low is None else low, np.inf if high is None else high
-        most = self.config.max_attempts
-        found = resample(collected, request, lambda rollouts: within(rollouts, *bounds), self._tries, most)
-        self._metrics = {**self._metrics, "attempts": float(found.attempts), "filtered": float(found.missing)}
-        kept = found.rollouts
-        silent = kept.but(mask_NT=torch.zeros_like(kept.mask_NT)) if found.none_kept else kept
-        return Collected(silent, collected.starts)
-
-    def _tries(self, request: CollectRequest) -> Collected:
         """A group of tries from each start."""
         config = self.config
         random = generator(config.seed, request.step, request.attempt)

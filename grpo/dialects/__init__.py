@@ -71,7 +71,8 @@ def interpret(
     def note(raw: str, value: Any, became: Settings) -> None:
         plain = {name: item.value if isinstance(item, Soft) else item for name, item in became.items()}
         if list(plain) != [key_of(raw)]:  # our own word, only read more kindly
-            done.append(Translation(raw, value, plain, known[key_of(raw)].default))
+            along = tuple(name for name, item in became.items() if isinstance(item, Soft))
+            done.append(Translation(raw, value, plain, known[key_of(raw)].default, along))
 
     for raw, value in settings.items():
         spelling = known.get(key_of(raw))

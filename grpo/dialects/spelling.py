@@ -51,6 +51,8 @@ class Translation:
     settings: Settings
     note: str = ""
     """Its system's default, and how ours departs from it."""
+    along: tuple[str, ...] = ()
+    """Those of our settings that only go along with it: they yield to other keys, and leave when it does."""
 
     def said(self, name: str) -> str:
         """The key as a message about our setting calls it: by the word that was written, with what it means there."""
@@ -94,16 +96,39 @@ def absent(value: Any) -> bool:
     return value is None or (isinstance(value, str) and _text(value) in ("", "none", "null"))
 
 
-def choice(table: Mapping[str, Settings]) -> Callable[[Any], Settings]:
-    """One of a few words."""
+def choice(
+    table: Mapping[str, Settings],
+    refused: Mapping[str, str] | None = None,
+    otherwise: Callable[[Any], Settings] | None = None,
+) -> Callable[[Any], Settings]:
+    """One of a few words; `refused`: those that are not done here, each with why; `otherwise`: for all others."""
 
     def convert(value: Any) -> Settings:
         word = _text(value)
+        if refused and word in refused:
+            raise ValueError(f"{value!r} is not done here: {refused[word]}")
+        if word not in table and otherwise is not None:
+            return otherwise(value)
         if word not in table:
             raise ValueError(f"{value!r} is not one of {', '.join(table)}{nearest(word, list(table))}")
         return table[word]
 
     return convert
+
+
+KL_NAMES = {
+    "low_var_kl": "k3",
+    "kl": "k1",
+    "mse": "k2",
+    "mse_kl": "k2",
+    "abs": "abs",
+    "k1": "k1",
+    "k2": "k2",
+    "k3": "k3",
+}
+"""Other systems' names of the KL's estimators, and ours."""
+
+kl_estimator = choice({name: {"kl_estimator": ours} for name, ours in KL_NAMES.items()})
 
 
 def given(name: str, make: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], Settings]:
@@ -148,6 +173,14 @@ def whole(value: Any) -> int:
     if not number.is_integer():
         raise ValueError(f"expected a whole number, got {value!r}")
     return int(number)
+
+
+def number(value: Any, key: str) -> float:
+    """A number, also as text; for keys that are read together, where nobody else knows which is wrong."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{key}: expected a number, got {value!r}") from None
 
 
 def spelled(value: Any) -> str:

@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.dialects.spelling import Settings, Spelling, choice, refuse, switched, truth, whole
+from grpo.dialects.rlinf import RLINF
+from grpo.dialects.spelling import Settings, Soft, Spelling, choice, kl_estimator, switched
 
 OWN = "own"
 """Our own names, where every other word has been translated already: what a run folder keeps."""
 
-KL_NAMES = {
-    "low_var_kl": "k3",
-    "kl": "k1",
-    "mse": "k2",
-    "mse_kl": "k2",
-    "abs": "abs",
-    "k1": "k1",
-    "k2": "k2",
-    "k3": "k3",
-}
-_kl_estimator = choice({name: {"kl_estimator": ours} for name, ours in KL_NAMES.items()})
 _reduction = choice(
     {
         "token-mean": {"reduction": "token_mean"},
@@ -62,7 +52,7 @@ COMMON = (
     Spelling("ratio_clip_eps", "epsilon", "0.2"),
     Spelling("kl_coeff", "beta", "0.04"),
     Spelling("kl_beta", "beta", "RLinf 0"),
-    Spelling("kl_penalty_type", "kl_estimator", "low_var_kl", _kl_estimator),
+    Spelling("kl_penalty_type", "kl_estimator", "low_var_kl", kl_estimator),
     Spelling("entropy_coeff", "entropy_coef", "0"),
     Spelling("entropy_bonus", "entropy_coef", "0"),
     Spelling("num_epochs_per_update", "num_iterations", "1"),
@@ -95,23 +85,6 @@ COMMON = (
 )
 """Words with one meaning."""
 
-_CRITIC = "its GRPO has no critic; a room with one has settings of its own"
-
-
-def _discount(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
-    """It stands in every block of that system, and its GRPO does not read it: it judges whole episodes."""
-    return {key: {key: value} if ours.get("credit") != "trajectory" else {} for key, value in words.items()}
-
-
-def _starts(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
-    """num_group_envs groups play at a time, rollout_epoch times over: their product learns in one step."""
-    times = whole(words.get("rollout_epoch", 1))
-    if "num_group_envs" not in words:
-        if times != 1:
-            raise ValueError("rollout_epoch needs num_group_envs: a step has the product of both; or groups_per_step")
-        return {}
-    return {"num_group_envs": {"groups_per_step": whole(words["num_group_envs"]) * times}}
-
 
 def _whitening(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
     """advantage_epsilon is what normalize_advantages adds to the deviation that it divides by."""
@@ -121,8 +94,10 @@ def _whitening(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, S
         return {"normalize_advantages": {"whiten": "none"}}
     epsilon = words.get("advantage_epsilon", 1e-8)
     found: dict[str, Settings] = {
-        "normalize_advantages": {"whiten": "rows", "whiten_ddof": 0.0, "whiten_eps": epsilon, "whiten_root": False}
+        "normalize_advantages": {"whiten": "rows", "whiten_ddof": Soft(0.0), "whiten_root": Soft(False)}
     }
+    if "advantage_epsilon" not in words:
+        found["normalize_advantages"]["whiten_eps"] = Soft(epsilon)
     return found | ({"advantage_epsilon": {"whiten_eps": epsilon}} if "advantage_epsilon" in words else {})
 
 
@@ -138,59 +113,7 @@ SYSTEMS: dict[str, tuple[Spelling, ...]] = {
         Spelling("advantage_epsilon", "whiten_eps", "1e-8; read with normalize_advantages", together=_whitening),
         Spelling("reference_update_freq", "ref_sync_steps", "1: the reference is overwritten every step; ours: never"),
     ),
-    "rlinf": (
-        Spelling(
-            "normalize_advantages",
-            "whiten",
-            "true: a second normalisation over all decisions",
-            lambda value: (
-                {"whiten": "decisions", "whiten_ddof": 0.0, "whiten_eps": 1e-5, "whiten_root": False}
-                if truth(value)
-                else {"whiten": "none"}
-            ),
-        ),
-        Spelling(
-            "adv_type",
-            "credit, baseline, scale",
-            "grpo",
-            choice(
-                {
-                    "grpo": {
-                        "credit": "trajectory",
-                        "baseline": "group_mean",
-                        "scale": "group_std",
-                        "scale_eps": 1e-6,
-                    },
-                    "raw": {"baseline": "none", "scale": "none"},
-                }
-            ),
-        ),
-        Spelling(
-            "loss_type",
-            "surrogate",
-            "actor: the clipped surrogate; any other word names a recipe",
-            lambda value: {"surrogate": "clip"} if value == "actor" else {"loss_type": value},
-        ),
-        Spelling(
-            "calculate_entropy",
-            "entropy_coef",
-            "false: no bonus",
-            lambda value: {} if truth(value) else {"entropy_coef": 0.0},
-        ),
-        Spelling(
-            "use_valid_token_scale",
-            "reduction",
-            "false; true: token mean over the global batch, which ours always is",
-            lambda value: {"reduction": "token_mean"} if truth(value) else {},
-        ),
-        Spelling("kl_penalty", "kl_estimator", "kl", _kl_estimator),
-        Spelling("gamma", "gamma", "0.99; not read where adv_type=grpo", together=_discount),
-        Spelling("gae_lambda", "", "0.95; its GRPO judges whole episodes and does not read it", lambda value: {}),
-        Spelling("num_group_envs", "groups_per_step", "8, times rollout_epoch", together=_starts),
-        Spelling("rollout_epoch", "groups_per_step", "1, times num_group_envs", together=_starts),
-        refuse("value_clip", _CRITIC, 0.2),
-        refuse("huber_delta", _CRITIC, 10.0, 10),
-    ),
+    "rlinf": RLINF,
     "tutorial": (Spelling("batch_size", "decisions_per_minibatch", "32 decisions"),),
     OWN: (),
 }

@@ -1,1 +1,1 @@
-"""What users of TRL and EasyDeL hand over."""
+"""What users of TRL, EasyDeL and RLinf hand over."""

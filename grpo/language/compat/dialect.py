@@ -24,6 +24,7 @@ from grpo.dialects.spelling import (
     whole,
 )
 from grpo.errors import nearest
+from grpo.language.compat.rlinf import RLINF
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 
@@ -387,5 +388,5 @@ OTHERS = (
 
 TRL = (*FIELDS, *OTHERS)
 
-WORDS = {"trl": TRL}
+WORDS = {"trl": TRL, "rlinf": RLINF}
 """By system, beside those that every room understands."""
