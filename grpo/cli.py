@@ -157,7 +157,7 @@ def _words_about_a_run(command: Command) -> None:
     plays.add_argument("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
     plays.add_argument("--render", action="store_true", help="show a window; without a display, write a video")
     plays.add_argument("--video", nargs="?", const="", metavar="FILE", help="write one (RUN/eval.mp4)")
-    plays.add_argument("--seed", type=int, help="of the starts; by default ones that the run has never seen")
+    plays.add_argument("--seed", type=_seed, help="of the starts; by default ones that the run has never seen")
     looked.add_argument("--json", action="store_true", help="print JSON")
     talked.add_argument("--system", metavar="TEXT", help="the system prompt (the run's own)")
     talked.add_argument("--temperature", type=float, help="0: the likeliest tokens (the run's own)")
@@ -289,13 +289,19 @@ def _language(arguments: argparse.Namespace, for_prompts: Sequence[str], for_oth
 
 
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 15 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
     return int(text)
 
 
+def _seed(text: str) -> int:
+    if not text.isdecimal() or len(text) > 20 or int(text) >= 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**64 - 1")
+    return int(text)
+
+
 def _port(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) < 65536:
+    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
     return int(text)
 

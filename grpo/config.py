@@ -74,6 +74,12 @@ class NamedCode:
             yield from cls.all_of(setting, item)
 
 
+MOST = {"group_size": 10**6, "groups_per_step": 10**6, "seed": 2**64 - 1}
+"""The largest value of a whole number, in every room: more tries fit into no memory, and generators take 64 bits."""
+MOST_OF_ANYTHING = 2**53
+"""No other is larger; a float still tells it from its neighbours."""
+
+
 class Worded(BaseModel):
     """Settings whose values may be words of a file or a command line: none for nothing, 1e6 for a whole number."""
 
@@ -81,6 +87,14 @@ class Worded(BaseModel):
     @classmethod
     def _fitting(cls, value: Any, info: ValidationInfo) -> Any:
         return fitting(value, cls.model_fields[str(info.field_name)].annotation)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _bounded(cls, value: Any, info: ValidationInfo) -> Any:
+        most = MOST.get(str(info.field_name), MOST_OF_ANYTHING)
+        if isinstance(value, int) and value > most:
+            raise ValueError(f"input should be at most {most:,}")
+        return value
 
 
 class GRPOConfig(Worded):

@@ -170,6 +170,10 @@ def _guarded(job: Callable[[], Summary]) -> int:
     except (Diverged, SamplesFailed, OSError) as error:
         print(f"grpo: {told(error)}", file=sys.stderr)
         return FAILED
+    except MemoryError as error:
+        what = f" ({told(error)})" if str(error) else ""
+        print(f"grpo: there is not enough memory{what}; lower what is large among the settings", file=sys.stderr)
+        return FAILED
 
 
 def _named(resolved: Resolved) -> RunConfig:

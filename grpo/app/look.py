@@ -29,13 +29,13 @@ def trained(
     judged: with its rewards, which saving and talking do not need. trust: also where that runs code which lies inside
     of the folder.
     """
-    if which not in ("best", "last") and not which.isdigit():
+    if which not in ("best", "last") and not (which.isdecimal() and len(which) <= 15):
         raise ConfigError(f"--checkpoint {which}: give best, last or the number of a step")
     try:
         folder = RunFolder.open(path)
         resolved = saved_settings(folder, trust=trust, unused=() if judged else ("rewards",))
         found = checkpoint.best(folder) if which == "best" else None
-        found = found or checkpoint.resume_point(folder, int(which) if which.isdigit() else None)
+        found = found or checkpoint.resume_point(folder, int(which) if which.isdecimal() else None)
     except FolderError as error:
         raise ConfigError(str(error)) from None
     if found is None:

@@ -25,6 +25,12 @@ LONGEST_ROW = 64 << 20
 MOST_PASSED = 2 << 30
 """Bytes that are unpacked of all the arrays of a file on the way to its rows."""
 MOST_ARRAYS = 64
+MOST_AT_ONCE = 16 << 20
+"""Bytes at the end of a file of lines that are all read; of what lies before, some lines …"""
+MOST_BEFORE = 4_000
+"""… so many, evenly spaced, …"""
+MOST_LINES = 200_000
+"""… and no more lines than this for one question; the next one reads on."""
 
 Stamp = tuple[int, int, int]
 """Device-free identity of a file's content: inode, size, time of the last change."""
@@ -72,24 +78,42 @@ class Line:
 def lines(file: IO[bytes], offset: int = 0) -> Iterator[Line]:
     """Complete lines from `offset` on. One that is too long is passed over, empty."""
     file.seek(offset)
-    rest, skipped = b"", 0
+    begun: list[bytes] = []
+    held = skipped = 0
     while chunk := file.read(CHUNK):
-        pieces = (rest + chunk).split(b"\n")
-        rest = pieces.pop()
-        for piece in pieces:
-            end = offset + skipped + len(piece) + 1
-            yield Line(offset, b"" if skipped else piece, end)
-            offset, skipped = end, 0
-        if skipped or len(rest) > LONGEST_LINE:
-            skipped, rest = skipped + len(rest), b""
+        first, *others = chunk.split(b"\n")
+        begun.append(first)
+        held += len(first)
+        if others:
+            for piece in (b"".join(begun), *others[:-1]):
+                end = offset + skipped + len(piece) + 1
+                yield Line(offset, b"" if skipped else piece, end)
+                offset, skipped = end, 0
+            begun, held = [others[-1]], len(others[-1])
+        if skipped or held > LONGEST_LINE:
+            skipped, begun, held = skipped + held, [], 0
+
+
+def _spread(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """Whole lines at even distances in the first `size` bytes."""
+    for part in range(MOST_BEFORE):
+        file.seek(max(part * size // MOST_BEFORE, file.tell()) if part else 0)
+        if part:
+            file.readline(CHUNK)  # the rest of a line
+        line = file.readline(CHUNK)
+        if file.tell() > size:
+            return
+        yield line
 
 
 class Tail:
     """A JSON-lines file that is still growing, read by offset."""
 
-    def __init__(self, root: Path, path: str) -> None:
-        self._root, self._path = root, path
+    def __init__(self, root: Path, path: str, spread: bool = True) -> None:
+        self._root, self._path, self._spread = root, path, spread
         self._inode, self._offset, self._seen = -1, 0, 0
+        self.thinned = False
+        """Whether lines were left out; with `spread`, of the older ones some are there."""
         self.generation = 0
         """Goes up when the file was cut back or replaced: what was read before no longer holds."""
         self.damaged = 0
@@ -110,18 +134,31 @@ class Tail:
                 self._restart(inode)
                 return None
             self._inode, found = inode, False
-            for line in lines(file, self._offset):
+            if not self._offset and size > MOST_AT_ONCE:
+                self._pass_over(file, size - MOST_AT_ONCE, take)
+            for number, line in enumerate(lines(file, self._offset)):
                 row = parse_line(line.text)
                 self.damaged += row is None
                 if row is not None:
                     take(row)
                     found = True
                 self._offset = line.end
+                if number >= MOST_LINES:
+                    break
             self._seen = size
             return found
 
+    def _pass_over(self, file: IO[bytes], size: int, take: Callable[[Row], object]) -> None:
+        """Begin after so many bytes, with some of the lines in them."""
+        for text in _spread(file, size) if self._spread else ():
+            if row := parse_line(text):
+                take(row)
+        file.seek(size)
+        file.readline(LONGEST_LINE)
+        self._offset, self.thinned = file.tell(), True
+
     def _restart(self, inode: int) -> None:
-        self._inode, self._offset, self._seen, self.damaged = inode, 0, 0, 0
+        self._inode, self._offset, self._seen, self.damaged, self.thinned = inode, 0, 0, 0, False
         self.generation += 1
 
 

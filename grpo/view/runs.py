@@ -50,7 +50,7 @@ class Run:
         self.root, self.id, self.path = root, run, path
         self.metrics = Series(root, f"{path}/metrics.jsonl")
         self.timing = Series(root, f"{path}/timing.jsonl")
-        self._events = Tail(root, f"{path}/events.jsonl")
+        self._events = Tail(root, f"{path}/events.jsonl", spread=False)
         self.events: list[Row] = []
         self._objects: dict[str, tuple[Stamp, Row]] = {}
         self._steps: list[int] = []
@@ -248,7 +248,8 @@ class Run:
             "events": {"count": len(self.events), "last": self.events[-20:]},
             "notes": [f"{name}: {count} damaged lines were passed over" for name, count in damaged.items() if count]
             + [f"metrics.jsonl: {note}" for note in self.metrics.notes]
-            + [f"timing.jsonl: {note}" for note in self.timing.notes],
+            + [f"timing.jsonl: {note}" for note in self.timing.notes]
+            + ["events.jsonl: it is very long: only its end is shown"] * self._events.thinned,
         }
 
     def rewards(self) -> tuple[list[str], list[float] | None]:

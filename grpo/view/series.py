@@ -14,6 +14,7 @@ from grpo.view.files import Tail, finite, shown_all
 
 MOST_NAMES = 2_000
 """Columns that are kept; a hostile file may name more."""
+VERY_LONG = "it is very long: of its older rows only some are shown"
 MOST_CELLS = 20_000_000
 """Numbers that are kept of a file."""
 NAN = float("nan")
@@ -45,6 +46,8 @@ class Series:
     def refresh(self) -> bool:
         """Read what is new; whether there was anything."""
         grown = self._tail.grow(self._add)
+        if self._tail.thinned:
+            self.notes[VERY_LONG] = None
         if grown is None:
             self.steps, self.columns, self.notes = array("d"), {}, {}
             self._tail.grow(self._add)
@@ -58,7 +61,7 @@ class Series:
         if (len(self.steps) + 1) * (len(self.columns) + 1) > MOST_CELLS:
             self.steps = self.steps[::2]
             self.columns = {name: column[::2] for name, column in self.columns.items()}
-            self.notes["it is very long: of its older rows only some are shown"] = None
+            self.notes[VERY_LONG] = None
         before = len(self.steps)
         self.steps.append(step)
         for name, value in row.items():

@@ -227,3 +227,47 @@ def test_only_regular_files_are_read(kind, tmp_path, monkeypatch, capsys):
             read(path)
     assert main(["config", "bandit", "a.yaml"]) == 2
     assert "a.yaml" in capsys.readouterr().err
+
+
+# --- numbers that are too large ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--group-size 999999999999", "command line: group_size: input should be at most 1,000,000"),
+        ("--groups-per-step 1e30", "command line: groups_per_step: input should be at most 1,000,000"),
+        ("--seed 18446744073709551616", "command line: seed: input should be at most 18,446,744,073,709,551,615"),
+        ("--seed -1", "command line: seed: input should be greater than or equal to 0"),
+        ("--run.steps 99999999999999999999", "run.steps: input should be at most 9,007,199,254,740,992"),
+        ("--run.steps five", "run.steps: input should be a valid integer"),
+        ("--run.name 2026-13-45 --run.steps 2026-13-45", "run.steps: input should be a valid integer"),
+        (f"--seed {'9' * 5000}", "seed"),
+    ],
+)
+def test_numbers_beyond_reason_are_refused_by_name(words, told, capsys, tmp_path):
+    assert main(["train", "bandit", *words.split(), "--logdir", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_a_step_that_does_not_fit_into_memory_is_one_line(capsys, tmp_path, monkeypatch):
+    def collect(self, request):
+        raise MemoryError("Unable to allocate 7.28 TiB")
+
+    monkeypatch.setattr("grpo.bandit.BanditSource.collect", collect)
+    assert main(["train", "bandit", "--logdir", str(tmp_path / "run")]) == 1
+    assert "grpo: there is not enough memory (Unable to allocate 7.28 TiB); lower" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["eval {} --seed -1", "eval {} --seed x", "eval {} --episodes ²", "view {} --port ²"])
+def test_numbers_of_the_other_commands_are_refused_by_name(words, run, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(words.format(run).split())
+    assert left.value.code == 2 and f"argument --{words.split('--')[1].split()[0]}: " in capsys.readouterr().err
+
+
+def test_a_checkpoint_s_number_is_one(run, capsys):
+    for which in ("²", "9" * 5000, "-1"):
+        assert main(["eval", str(run), f"--checkpoint={which}"]) == 2
+        assert "give best, last or the number of a step" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 
-from grpo.view.files import Tail, npz_rows
+from grpo.view.files import Tail, lines, npz_rows, parse_line
 from grpo.view.library import Library
 from grpo.view.server import make_app
 from tests.unit.view.asking import LOCAL, ask
@@ -663,3 +663,35 @@ train(pathlib.Path(sys.argv[1]), 40)
         files[name] = rows
     assert files["alone"] == files["watched"]
     assert states <= {"running", "finished"} and ask(app, "/api/runs").json["runs"][0]["state"] == "finished"
+
+
+def test_of_a_very_long_file_the_end_and_some_of_the_rest_are_read(root, monkeypatch):
+    """A list of runs must not wait for a file of 100 MB; what was left out is said."""
+    monkeypatch.setattr("grpo.view.files.MOST_AT_ONCE", 20_000)
+    monkeypatch.setattr("grpo.view.files.MOST_BEFORE", 50)
+    rows = [json.dumps({"step": step, "reward": step / 10, "event": "note"}) for step in range(1, 5001)]
+    for name in ("metrics.jsonl", "timing.jsonl", "events.jsonl"):
+        (root / "run" / name).write_text("\n".join(rows) + "\n")
+    read = []
+    monkeypatch.setattr("grpo.view.files.parse_line", lambda line, real=parse_line: read.append(line) or real(line))
+    app = make_app(Library(root))
+    assert ask(app, "/api/runs").json["runs"][0]["step"] == 5000
+    assert len(read) < 2000
+    notes = "\n".join(ask(app, "/api/runs/run").json["notes"])
+    assert "metrics.jsonl: it is very long: of its older rows only some are shown" in notes
+    assert "events.jsonl: it is very long: only its end is shown" in notes
+    steps = ask(app, "/api/runs/run/metrics").json["step"]
+    assert (
+        steps == sorted(set(steps)) and steps[0] == 1 and steps[-1] == 5000 and 40 < sum(s < 4000 for s in steps) < 60
+    )
+    with (root / "run" / "metrics.jsonl").open("a") as file:  # it goes on from there
+        file.write(json.dumps({"step": 5001}) + "\n")
+    assert ask(app, "/api/runs").json["runs"][0]["step"] == 5001
+
+
+def test_a_line_without_end_costs_no_more_than_its_bytes(tmp_path):
+    """Joining what was begun with each new piece would copy it again and again."""
+    (tmp_path / "long").write_bytes(b"x" * 5_000_000 + b"\n" + b"y" * 3 + b"\n" + b"z" * 3_000_000)
+    with (tmp_path / "long").open("rb") as file:
+        found = [(line.offset, len(line.text), line.end) for line in lines(file)]
+    assert found == [(0, 5_000_000, 5_000_001), (5_000_001, 3, 5_000_005)]
