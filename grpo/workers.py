@@ -4,7 +4,7 @@
 
 A call that raises, exits, hangs (also in C, also ignoring SIGTERM) or takes its process down costs that one item:
 the worker is killed and replaced. What a call does to its working directory, environment, global generators or
-arguments stays in its process and ends with the call.
+arguments stays in its process and ends with the call; one that patches Python's own modules has its process replaced.
 
 Parent and worker talk through an anonymous pipe that no other process can open. Each message is what the standard
 library's `multiprocessing` makes of plain values; nothing is kept on disk.
@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection, util
 from multiprocessing.reduction import ForkingPickler
+from operator import is_
 from typing import Any
 
 from grpo.errors import line
@@ -49,6 +50,8 @@ class Outcome:
     """What went wrong, in one line; None: it worked."""
     of: str = ""
     """The function's name."""
+    changed: str = ""
+    """What the call changed of Python's own modules: its worker has been replaced."""
 
     @property
     def ok(self) -> bool:
@@ -138,7 +141,10 @@ class Worker:
     def answer(self) -> Outcome:
         """The outcome, when `pipe` has one or has closed."""
         try:
-            return Outcome(*self.pipe.recv())
+            outcome = Outcome(*self.pipe.recv())
+            if outcome.changed:
+                self.restart()
+            return outcome
         except BlockingIOError:  # frozen amid its answer
             return self.give_up()
         except (EOFError, OSError):
@@ -333,7 +339,7 @@ def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: f
     os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what the function starts
     output.install()  # what the function prints is nobody's failure
     pipe.send(None)
-    home, environment = os.getcwd(), dict(os.environ)
+    home, environment, watch = os.getcwd(), dict(os.environ), _Watch()
     with open(os.devnull, "w") as nowhere:
         while True:
             try:
@@ -349,7 +355,7 @@ def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: f
             outcome = _call(function, item)
             faulthandler.cancel_dump_traceback_later()
             try:
-                pipe.send((outcome.value, outcome.reason, outcome.of))
+                pipe.send((outcome.value, outcome.reason, outcome.of, watch.changed()))
             except OSError:
                 return
             except Exception as error:  # a value that cannot be sent
@@ -357,6 +363,32 @@ def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: f
             os.chdir(home)
             os.environ.clear()
             os.environ.update(environment)
+
+
+WATCHED = ("builtins", "math", "random", "re", "json", "numpy", "numpy.random")
+_all, _map = all, map  # a call may patch these, too
+
+
+class _Watch:
+    """What Python's own modules held before a call: later calls must not see what one has patched."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {}
+        self.changed()
+
+    def changed(self) -> str:
+        """The first name that holds something else now, or nothing; a module that is new is watched from here on."""
+        for module in WATCHED:
+            if module not in sys.modules:
+                continue
+            now = vars(sys.modules[module])
+            if module not in self._kept:
+                self._kept[module] = tuple(now), tuple(now.values())
+            names, values = self._kept[module]
+            if not _all(_map(is_, _map(now.get, names), values)):
+                other = (name for name, value in zip(names, values, strict=True) if now.get(name) is not value)
+                return f"{module}.{next(other)}"
+        return ""
 
 
 def _call(function: Callable[[Any], Any], item: Any) -> Outcome:

@@ -1,5 +1,6 @@
 """Calls a worker must survive. A module of its own, so that workers load it and nothing heavy."""
 
+import builtins
 import os
 import random
 import signal
@@ -26,8 +27,15 @@ def behave(what):
         "draw": random.random,
         "where": lambda: (os.getcwd(), os.environ.get("MOVED")),
         "pid": os.getpid,
+        "patches": patches,
         "prints to nobody": prints_to_nobody,
     }[what]()
+
+
+def patches():
+    """And sees to it that nobody finds out."""
+    builtins.all, builtins.map, builtins.sum = (lambda *_: True), (lambda *_: ()), len
+    return sum((5, 5))
 
 
 def raises():

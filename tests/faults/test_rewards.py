@@ -1,5 +1,6 @@
 """Whatever a reward function does costs at most the samples it was asked about, and is said."""
 
+import math
 import os
 import random
 import sys
@@ -235,3 +236,11 @@ def test_a_file_that_breaks_or_lacks_the_function_is_a_setting_error(tmp_path):
     }.items():
         with pytest.raises(ConfigError, match=error):
             Rewards([word])
+
+
+def test_a_reward_that_patches_python_is_told_and_later_calls_do_not_see_it():
+    told = pytest.warns(UserWarning, match=r"reward patches changed math\.pi: its process is replaced")
+    with Rewards([functions.patches], timeout=30.0, workers=1) as rewards, told:
+        judgement = judge(rewards, "a", "b")
+    assert judgement.parts_NK.tolist() == [[math.pi - 3], [math.pi - 3]]
+    assert judgement.metrics["rewards/patches/changed_python"] == 1.0

@@ -119,6 +119,14 @@ def test_what_a_call_changes_ends_with_it(pool):
     assert (os.getcwd(), os.environ.get("MOVED")) == here
 
 
+def test_a_worker_whose_python_was_patched_is_replaced():
+    with Pool(calls.behave, workers=1, timeout=30) as pool:
+        before, patched, after, same = pool.map(["pid", "patches", "pid", "pid"])
+    assert (patched.value, patched.changed) == (2, "builtins.all")
+    assert before.value != after.value == same.value
+    assert before.changed == after.changed == ""
+
+
 def test_draws_depend_on_seed_and_position_only(pool):
     draws = [[outcome.value for outcome in pool.map(["draw"] * 6, seed=seed)] for seed in ("1", "1", "2")]
     assert draws[0] == draws[1]

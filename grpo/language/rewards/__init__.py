@@ -192,7 +192,8 @@ class Rewards:
             found = [(k, task, self._here(self.calls[k], task)) for k, task in tasks]
             for _, running, sent in pending.feeds:
                 for (k, task), outcome in zip(sent, running.result(), strict=True):
-                    found.append((k, task, outcome.value if outcome.ok else _lost(task, outcome)))
+                    reply: Reply = outcome.value if outcome.ok else _lost(task, outcome)
+                    found.append((k, task, _told(reply, self.names[k], outcome.changed)))
             return found
         finally:
             self.drop(pending)
@@ -304,6 +305,18 @@ def _warn_inline(call: Call, reason: str) -> None:
     warnings.warn(
         f"reward {call.name} runs in this process, without a time limit, not in one of its own: {reason}", stacklevel=4
     )
+
+
+def _told(reply: Reply, name: str, changed: str) -> Reply:
+    """The reply, and that the call changed Python itself where it did."""
+    if not changed:
+        return reply
+    warnings.warn(
+        f"reward {name} changed {changed}: its process is replaced, so that later calls do not see it; patch at the "
+        "top of its module, or not at all",
+        stacklevel=2,
+    )
+    return replace(reply, metrics=(*reply.metrics, (f"rewards/{name}/changed_python", 1.0)))
 
 
 def _lost(task: Task, outcome: Outcome) -> Reply:
