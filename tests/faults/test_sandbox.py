@@ -317,6 +317,9 @@ for place in ('/', '/usr/lib', '/box', '/root', '/dev', '/etc', os.path.dirname(
         "import ctypes; assert ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0",
         "import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0",
         "import ctypes; assert ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).semget(0, 1, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).msgget(0, 0o1600) >= 0",
+        "import ctypes; assert ctypes.CDLL(None).mq_open(b'/queue', 0o102, 0o600, None) >= 0",
         "import os; os.memfd_create('x')",
         "import numpy",
         "import grpo",
@@ -324,6 +327,51 @@ for place in ('/', '/usr/lib', '/box', '/root', '/dev', '/etc', os.path.dirname(
 )
 def test_is_refused(attempt):
     assert sandbox.run(attempt, seconds=60.0)[0] != 0
+
+
+@pytest.mark.parametrize(
+    "make", ["os.close(os.open(str(n), os.O_CREAT))", "os.mkdir(str(n))", "os.symlink('x', str(n))"]
+)
+def test_files_are_counted(make):
+    """A file without a byte in it is memory of the host, of which the size of /tmp says nothing."""
+    program = f"import os\nfor n in range(10**7):\n    {make}\n    n % 100 or print(n, flush=True)"
+    with sandbox.Box(sandbox.RUN, program, 60.0) as box:
+        with pytest.raises(sandbox.Stopped, match="too many files"):
+            box.finish(b"")
+        made = int(box.printed.split()[-1])
+    assert made < 100_000
+
+
+def test_no_box_without_a_count_of_its_files(monkeypatch):
+    monkeypatch.setattr("os.statvfs", lambda path: (_ for _ in ()).throw(PermissionError(path)))
+    assert "files cannot be counted" in sandbox.self_test.__wrapped__()
+
+
+COLLIDING = "[i * (2**61 - 1) for i in range(5000)]"
+
+
+@pytest.mark.parametrize(
+    ("value", "test"),
+    [
+        (f"dict.fromkeys({COLLIDING})", "assert add(1, 2) == {1: 2}"),
+        (f"[set({COLLIDING})]", "assert add(1, 2) == [{1}]"),
+        (COLLIDING, "assert len(set(add(1, 2))) == 5000"),
+        (COLLIDING, "assert sorted(frozenset(add(1, 2))) == [1]"),
+    ],
+)
+def test_keys_whose_hashes_collide_are_not_put_together_out_here(value, test, monkeypatch):
+    """The sandbox ends with its time; what is built of its answer here would take as long as the program likes."""
+    monkeypatch.setattr("grpo.language.rewards.literals.MOST_ALIKE", 4999)
+    assert judge(f"def add(a, b):\n    return {value}", [test]) == 0.0
+    if "len" in test:
+        monkeypatch.setattr("grpo.language.rewards.literals.MOST_ALIKE", 5001)
+        assert judge(f"def add(a, b):\n    return {value}", [test]) == 1.0
+
+
+def test_ordinary_sets_and_dicts_come_back_as_they_are():
+    value = "{(-1, 'a'): {1.5, -2, None}, b'x': [set(), {}, ()], True: 2 - 3j}"
+    assert judge(f"def add(a, b):\n    return {value}", [f"assert add(1, 2) == {value}"]) == 1.0
+    assert judge("def add(a, b):\n    return {i: -i for i in range(9000)}", ["assert len(add(1, 2)) == 9000"]) == 1.0
 
 
 def test_nothing_outlives_its_caller(tmp_path):

@@ -38,6 +38,7 @@ from types import TracebackType
 from typing import Any
 
 from grpo.language.rewards import sandbox
+from grpo.language.rewards.literals import literal, spread
 
 LONGEST = 100_000
 """Characters of a program; a longer one is wrong."""
@@ -325,6 +326,8 @@ def _called(call: ast.Call, session: _Session) -> Any:
             return session.value(ast.unparse(call))
         raise
     settings = {str(keyword.arg): _value(keyword.value, session) for keyword in call.keywords}
+    if ast.unparse(call.func) in ("set", "frozenset", "dict"):
+        arguments = [spread(argument) if isinstance(argument, list | tuple) else argument for argument in arguments]
     return _BUILTINS[ast.unparse(call.func)](*arguments, **settings)
 
 
@@ -408,7 +411,10 @@ class _Session:
         """What an expression is in the program, when that is a plain value."""
         status, _, text = self._ask(expression, run=False).partition(" ")
         if status == "value":
-            return ast.literal_eval(text)
+            value = literal(text)
+            if not self.seconds_left():
+                raise sandbox.Stopped("out of time")
+            return value
         raise _NotPlain(expression[:60]) if status == "object" else _Wrong(expression[:60])
 
     def run(self, statement: str) -> None:

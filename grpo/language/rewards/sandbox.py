@@ -2,7 +2,8 @@
 
 The program sees the standard library, an empty /tmp of a few megabytes, and nothing else: no network, no home, no
 environment, no files of the caller, no other process, no shell. It cannot start processes (so that its memory and time
-are those of one), and ends at its deadline, at its limits of CPU, memory, file size and output, or with its caller.
+are those of one) nor queues, and ends at its deadline, at its limits of CPU, memory, file size, number of files and
+output, or with its caller. The number of files is counted from outside, every `LOOK` seconds: bubblewrap cannot set it.
 What it prints is data for the caller to judge.
 
 Not covered: a hole in the kernel's namespaces, and what a program can learn by measuring time. There is no fallback to
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import json
 import os
 import platform
 import selectors
@@ -30,6 +32,8 @@ from typing import Any
 
 from grpo.config import ConfigError
 
+LOOK = 0.05
+"""Seconds between two counts of a program's files: some thousand can be made in that time."""
 PROGRAM = "/box/program.py"
 """Where the program lies inside."""
 
@@ -46,6 +50,8 @@ class Limits:
     """Bytes printed, all in all."""
     files: int = 64
     """Open at a time."""
+    entries: int = 1000
+    """Files and folders in /tmp."""
     threads: int = 64
 
 
@@ -57,21 +63,26 @@ class Box:
     """One program in its sandbox. `main` is what the interpreter runs there; `program` lies beside it as a file."""
 
     def __init__(self, main: str, program: str, seconds: float, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
-        self._deadline, self._left, self._said = time.monotonic() + seconds, limits.output, b""
+        self._limits = limits = limits or Limits()
+        self._deadline, self._left, self.printed = time.monotonic() + seconds, limits.output, b""
+        self._root: str | None = None
+        """Where its folders can be looked at, once they are there."""
         lines = [f"import resource as r\nfor what, most in {_rlimits(limits, seconds)}:"]
         lines += ["    r.setrlimit(getattr(r, 'RLIMIT_' + what), (most, most))"]
         lines += ["del r, what, most", main]
         with contextlib.ExitStack() as stack:
             data = stack.enter_context(_held(program.encode("utf-8", "replace")))
             filtered = stack.enter_context(_held(_system_call_filter()))
-            command = [*_command(limits, data.fileno(), filtered.fileno()), "-c", "\n".join(lines)]
+            self._info, told = os.pipe()
+            stack.callback(os.close, told)
+            os.set_blocking(self._info, False)
+            command = [*_command(limits, data.fileno(), filtered.fileno(), told), "-c", "\n".join(lines)]
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(data.fileno(), filtered.fileno()),
+                pass_fds=(data.fileno(), filtered.fileno(), told),
                 env={},
                 cwd="/",
             )
@@ -81,18 +92,33 @@ class Box:
 
     def ask(self, line: bytes) -> bytes:
         """Send a line, get the next one."""
-        self._exchange(line + b"\n", lambda: b"\n" in self._said)
-        answer, _, self._said = self._said.partition(b"\n")
+        self._exchange(line + b"\n", lambda: b"\n" in self.printed)
+        answer, _, self.printed = self.printed.partition(b"\n")
         return answer
 
     def finish(self, data: bytes) -> tuple[int, bytes]:
         """Send the rest of its input, and wait for its exit code and all it printed."""
         with contextlib.suppress(_Closed):
             self._exchange(data, lambda: False, close=True)
-        try:
-            return self._process.wait(max(0.0, self._deadline - time.monotonic())), self._said
-        except subprocess.TimeoutExpired:
-            raise Stopped("out of time") from None
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._process.wait(self._look()), self.printed
+
+    def _look(self) -> float:
+        """Seconds until the next look; none where it is out of time, or has made too many files."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise Stopped("out of time")
+        with contextlib.suppress(OSError, ValueError, KeyError):  # not there yet, or no longer
+            if self._root is None:
+                self._root = f"/proc/{json.loads(os.read(self._info, 4096))['child-pid']}/root/tmp"
+            there = os.statvfs(self._root)
+            ours = (
+                there.f_blocks * there.f_frsize == self._limits.file
+            )  # before its root is put in place it is the host's
+            if ours and there.f_files - there.f_ffree > self._limits.entries:
+                raise Stopped("too many files")
+        return min(left, LOOK)
 
     def _exchange(self, data: bytes, enough: Callable[[], bool], close: bool = False) -> None:
         unsent = memoryview(data)
@@ -100,10 +126,7 @@ class Box:
             pipes.register(self._out, selectors.EVENT_READ)
             pipes.register(self._in, selectors.EVENT_WRITE)
             while not enough():
-                left = self._deadline - time.monotonic()
-                if left <= 0:
-                    raise Stopped("out of time")
-                for pipe, _ in pipes.select(left):
+                for pipe, _ in pipes.select(self._look()):
                     if pipe.fd == self._out:
                         self._read()
                         continue
@@ -123,12 +146,14 @@ class Box:
         self._left -= len(some)
         if self._left < 0:
             raise Stopped("too much output")
-        self._said += some
+        self.printed += some
 
     def close(self) -> None:
         """End it, whatever it is doing: the namespace goes with its first process."""
         self._process.kill()
         self._process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._info)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
                 with contextlib.suppress(OSError):
@@ -181,6 +206,14 @@ print([name for name, open_ in {
 """
 
 
+_MANY_FILES = """
+import os, time
+for number in range(2000):
+    os.close(os.open(str(number), os.O_CREAT))
+time.sleep(2)
+"""
+
+
 @functools.cache
 def self_test() -> str | None:
     """None: sandboxes work here and hold. Else the reason why code cannot be run, with the remedy."""
@@ -197,7 +230,13 @@ def self_test() -> str | None:
             f"bubblewrap is installed but cannot make a sandbox (exit code {code}); it needs user namespaces: try "
             "`bwrap --unshare-all --ro-bind / / true`, and in a container allow them (seccomp=unconfined)"
         )
-    return None if said.strip() == "[]" else f"the sandbox does not hold: {said.strip()[:200]} can be reached"
+    if said.strip() != "[]":
+        return f"the sandbox does not hold: {said.strip()[:200]} can be reached"
+    try:
+        run(_MANY_FILES, "", 60.0)
+    except Stopped as error:
+        return None if str(error) == "too many files" else f"the sandbox does not hold: {error} while files are made"
+    return "the sandbox does not hold: its files cannot be counted through /proc, so that it could fill the memory"
 
 
 def require() -> None:
@@ -209,7 +248,7 @@ def require() -> None:
 # --- how it is made -------------------------------------------------------------------------------------------------
 
 
-def _command(limits: Limits, program: int, filtered: int) -> list[str]:
+def _command(limits: Limits, program: int, filtered: int, told: int) -> list[str]:
     """bubblewrap's command line up to the interpreter's own arguments."""
     return [
         *(shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534"),
@@ -218,7 +257,7 @@ def _command(limits: Limits, program: int, filtered: int) -> list[str]:
         *("--dev-bind", "/dev/null", "/dev/null", "--dev-bind", "/dev/urandom", "/dev/urandom"),
         *("--ro-bind-data", str(program), PROGRAM),
         *("--size", str(limits.file), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"),
-        *("--seccomp", str(filtered), _interpreter(), "-I", "-S", "-B", "-X", "utf8"),
+        *("--info-fd", str(told), "--seccomp", str(filtered), _interpreter(), "-I", "-S", "-B", "-X", "utf8"),
     ]
 
 
@@ -269,20 +308,20 @@ def _held(data: bytes) -> Any:
 
 
 # Per machine: its audit number, clone, clone3, and the calls that are refused: fork, vfork, socket, ptrace, mount,
-# unshare, setns, memfd_create, shmget, bpf, userfaultfd, add_key, request_key, keyctl, perf_event_open, io_uring_setup,
-# process_vm_readv, process_vm_writev, pidfd_getfd.
+# unshare, setns, memfd_create, shmget, semget, msgget, mq_open, bpf, userfaultfd, add_key, request_key, keyctl,
+# perf_event_open, io_uring_setup, process_vm_readv, process_vm_writev, pidfd_getfd.
 _MACHINES: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,
         56,
         435,
-        (57, 58, 41, 101, 165, 272, 308, 319, 29, 321, 323, 248, 249, 250, 298, 425, 310, 311, 438),
+        (57, 58, 41, 101, 165, 272, 308, 319, 29, 64, 68, 240, 321, 323, 248, 249, 250, 298, 425, 310, 311, 438),
     ),
     "aarch64": (
         0xC00000B7,
         220,
         435,
-        (198, 117, 40, 97, 268, 279, 194, 280, 282, 217, 218, 219, 241, 425, 270, 271, 438),
+        (198, 117, 40, 97, 268, 279, 194, 190, 186, 180, 280, 282, 217, 218, 219, 241, 425, 270, 271, 438),
     ),
 }
 
