@@ -49,7 +49,9 @@ def trained(
         checkpoint.restore(trainer, found)
     except (FolderError, ConfigError) as error:
         trainer.source.close()
-        raise ConfigError(str(error)) from None
+        unfit = isinstance(error, ConfigError) and error.__cause__ is not None  # of another policy
+        own = "; a run with a model of your own is evaluated in Python" if unfit else ""
+        raise ConfigError(f"{error}{own}") from None
     return trainer, found
 
 
