@@ -12,6 +12,7 @@ Letters: L lanes, N records at once, M rows of I bytes. A record's position coun
 
 from __future__ import annotations
 
+import mmap
 import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -85,8 +86,10 @@ class ChunkStore:
     def _reserved(self, record: np.dtype) -> np.ndarray:
         rows = self._slots * self.chunk
         try:
-            return np.zeros(rows, record)  # the system gives the memory when it is first written to
-        except MemoryError:
+            # Zeros that take memory as they are written to. NumPy's would come from pages that were used before, all of
+            # them cleared at once, in a process that keeps what it frees.
+            return np.frombuffer(mmap.mmap(-1, rows * record.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), record)
+        except (MemoryError, OSError, OverflowError):
             size = rows * record.itemsize / 2**30
             raise ConfigError(
                 f"{rows} steps of {record.itemsize} bytes are {size:.1f} GiB, more than there is; "
