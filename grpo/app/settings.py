@@ -24,6 +24,7 @@ from grpo.recipes import RECIPES, column_types
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN, run_config, translate_run
 from grpo.run.inside import FolderError, open_regular
+from grpo.worldmodel.dialect import NOT_HERE, environment
 
 ALGORITHM_DIALECT = "rlinf"
 """What an `algorithm:` block is written in unless it says otherwise."""
@@ -144,6 +145,8 @@ def preset_layer(name: str) -> Layer:
         return layer(raw, f"preset {name}", firm=False)
     if name in RECIPES:
         return Layer(f"preset {name}", {"loss_type": name}, dialect=OWN, firm=False)
+    if name in NOT_HERE:
+        raise ConfigError(f"there is no preset {name}: {NOT_HERE[name]}")
     known = list(preset_names())
     raise ConfigError(f"there is no preset or file {name!r}{nearest(name, known)}; `grpo presets` lists them")
 
@@ -197,6 +200,7 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
             raise ConfigError(f"{origin}: {name} must be a word, found {word!r}")
     if isinstance(raw.get("surrogate"), dict):
         raw |= flattened(raw.pop("surrogate"))
+    task = _of_a_suite(raw, task, origin)
     run, algorithm = raw.pop("run", None) or {}, raw.pop("algorithm", None) or {}
     for name, block in (("run", run), ("algorithm", algorithm)):
         if not isinstance(block, dict):
@@ -209,6 +213,22 @@ def layer(raw: dict[str, Any], origin: str, firm: bool = True) -> Layer:
     inside |= {"name": unknown.pop("name")} if "name" in unknown else {}
     spelled = {name: item for item in (*more, *done) for name in item.settings}
     return Layer(origin, rest, algorithm, inside | loose, task, dialect, spelled, firm, in_run=unknown)
+
+
+def _of_a_suite(raw: dict[str, Any], task: str | None, origin: str) -> str | None:
+    """The task that is meant; DreamerV3 calls its environments so, and `raw` then gets the environment."""
+    try:
+        env = None if task is None else environment(task)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: task {error}") from None
+    if env is None:
+        return task
+    if raw.get("env", env) != env:
+        raise ConfigError(
+            f"{origin}: task {task} is the environment {env}, and env says {raw['env']}; keep one of them"
+        )
+    raw["env"] = env
+    return "worldmodel"
 
 
 def _several(value: Any) -> list[Any]:

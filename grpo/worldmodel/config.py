@@ -37,7 +37,7 @@ BLOCKS: Blocks = {
     ),
     "replay": ("prefill", "steps_per_collect", "acting", "replay_capacity", "replay_memory"),
     "imagination": (
-        "horizon", "actor", "return_scale", "critic_learning_rate", "gae_lambda", "slow_rate",
+        "horizon", "reward", "actor", "return_scale", "critic_learning_rate", "gae_lambda", "slow_rate",
     ),
     "policy": ("actor_layers", "action_head", "log_std"),
     "adapters": ("init_from", "adapter_rank", "adapt"),
@@ -84,7 +84,7 @@ class WorldModelConfig(GRPOConfig):
 
     # --- the world model
     size: str = "1m"
-    """How large the model and the actor are: 0.5m, 1m, 4m, 12m, 25m, 50m."""
+    """How large the model and the actor are: 0.5m, 1m, 4m, 12m, 25m, 50m, 100m, 200m, 400m."""
     model_learning_rate: float = Field(default=1e-3, gt=0)
     """Of the world model's LaProp; 4e-5 is published for sizes from 12m on and long runs."""
     model_warmup: int = Field(default=100, ge=0)
@@ -114,6 +114,9 @@ class WorldModelConfig(GRPOConfig):
     # --- imagination
     horizon: int = Field(default=32, ge=1)
     """Steps of an imagined future."""
+    reward: str | None = None
+    """A function of yours that judges imagined futures instead of the world model's reward head: file.py:name or
+    module:name, called with the batch; it returns one value for each future, or one for each of its steps."""
     actor: Literal["group", "bootstrap", "critic"] = "group"
     """What a future is judged by: the others of its group · the same, with a learned value of where each ends · a
     learned critic, as DreamerV3 does."""
@@ -197,8 +200,8 @@ class WorldModelConfig(GRPOConfig):
         return self.actor != "group"
 
     def named_code(self) -> Iterator[NamedCode]:
-        """The environment, and those it may be told to make."""
-        for setting in ("env", "env_kwargs"):
+        """The environment, those it may be told to make, and what judges."""
+        for setting in ("env", "env_kwargs", "reward"):
             yield from NamedCode.all_of(setting, dict(self)[setting])
 
     @property

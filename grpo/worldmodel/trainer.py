@@ -26,6 +26,7 @@ from grpo.protocols import Reference, part
 from grpo.reference import FrozenReference
 from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
+from grpo.run.functions import function_of
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.imagine import RewardFn
@@ -44,7 +45,7 @@ class GRPOTrainer(RunTrainer):
     """GRPO in imagination.
 
     env: an id or a factory. reward_fn: your own rewards for imagined futures, `reward_fn(batch) -> (N,)` or (N, H);
-    see `grpo.worldmodel.imagine.Futures`. Settings: the fields of `WorldModelConfig`.
+    see `grpo.worldmodel.imagine.Futures`. Settings: the fields of `WorldModelConfig`; its `reward` names such a one.
     """
 
     source: WorldModelSource
@@ -73,6 +74,7 @@ class GRPOTrainer(RunTrainer):
         if config is None:
             named = {} if env is None else {"env": env if isinstance(env, str) else _name(env)}
             config = WorldModelConfig(_dialect="dreamer", **named | given)
+        reward_fn = _judge(config, reward_fn)
         fleet, copies = _environments(config, config.env if env is None or isinstance(env, str) else env)
         try:
             policy, learner, view, parentless = _agent(config, fleet)
@@ -108,6 +110,18 @@ def _name(env: Callable[[], gym.Env[Any, Any]]) -> str:
     """What a run folder keeps of an environment that was not given by name: where its class is."""
     kind = env if hasattr(env, "__qualname__") else type(env)
     return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _judge(config: WorldModelConfig, given: RewardFn | None) -> RewardFn | None:
+    """Who judges imagined futures: a function that was given, or one that the settings name; None: the reward head."""
+    if config.reward is None:
+        return given
+    if given is not None:
+        raise TypeError(f"reward_fn and reward={config.reward} both judge imagined futures; give one of them")
+    found = function_of(config.reward)
+    if found is None:
+        raise ConfigError(f"reward={config.reward!r} names no function; write file.py:NAME or module:NAME")
+    return found
 
 
 def _environments(config: WorldModelConfig, env: Env) -> tuple[Fleet, EnvCopies]:

@@ -2,16 +2,23 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from grpo.app.builders import configs
+from grpo.app.builders import TASKS, configs
 from grpo.app.settings import file_layer, flag_layer, preset_layer, resolve
 from grpo.cli import main
 from grpo.config import GRPOConfig
 from grpo.errors import ConfigError
+from grpo.models import device_of, moved
 from grpo.run.config import RunConfig
+from grpo.worldmodel import GRPOTrainer
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,3 +139,125 @@ def test_no_page_shows_what_is_undefined():
 def test_the_package_is_a_command_too():
     ran = subprocess.run([sys.executable, "-m", "grpo", "--version"], capture_output=True, text=True, cwd=ROOT)
     assert ran.returncode == 0 and ran.stdout.startswith("grpo ")
+
+
+def test_the_launcher_comes_with_the_wheel():
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert about["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-scripts"] == {
+        "scripts/macos_run.sh": "macos_run.sh"
+    }
+
+
+# --- its tasks and configurations -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "task, env",
+    [
+        ("dmc_walker_walk", "dm_control/walker-walk-v0"),
+        ("dmc_cup_catch", "dm_control/ball_in_cup-catch-v0"),
+        ("dmc_point_mass_easy", "dm_control/point_mass-easy-v0"),
+        ("dmc_cartpole_swingup_sparse", "dm_control/cartpole-swingup_sparse-v0"),
+        ("atari_pong", "ALE/Pong-v5"),
+        ("atari100k_montezuma_revenge", "ALE/MontezumaRevenge-v5"),
+        ("gym_Pendulum-v1", "Pendulum-v1"),
+    ],
+)
+def test_its_names_of_tasks_are_environments(task, env, tmp_path):
+    made = resolved("defaults", task=task)
+    assert (made.task, made.config.env) == ("worldmodel", env)
+    file = tmp_path / "own.yaml"
+    file.write_text(f"task: {task}\n")
+    assert resolve([file_layer(file)], configs()).config.env == env
+
+
+@pytest.mark.parametrize("size", ["1m", "12m", "25m", "50m", "100m", "200m", "400m"])
+def test_its_sizes_are_presets(size):
+    assert resolved(f"defaults size{size}").config.size == size
+
+
+def test_its_other_configurations_are_presets():
+    vision = resolved("defaults size12m dmc_vision").config
+    assert (vision.env, vision.pixels, vision.train_ratio, vision.size) == (
+        "dm_control/walker-walk-v0", True, 256, "12m"
+    )  # fmt: skip
+    assert (resolved("dmc_proprio").config.train_ratio, resolved("dmc_proprio").config.pixels) == (1024, False)
+    assert resolved("atari100k", task="atari100k_breakout").config.env == "ALE/Breakout-v5"
+    small = resolved("defaults size12m debug").config
+    assert (small.size, small.device, small.replay_capacity, small.batch_length) == ("0.5m", "cpu", 10_000, 10)
+
+
+@pytest.mark.parametrize(
+    "presets, flags, message",
+    [
+        ("defaults crafter", {}, r"no preset crafter: .*--env your_file\.py:NAME"),
+        ("defaults multicpu", {}, "leave it out"),
+        ("defaults size13m", {}, 'did you mean "size1'),
+        (
+            "defaults",
+            {"task": "minecraft_diamond"},
+            r"command line: task minecraft_diamond: .*--env your_file\.py:NAME",
+        ),
+        ("defaults", {"task": "walker"}, "unknown task 'walker'"),
+        ("defaults", {"task": "gym_Pendulum-v1", "env": "CartPole-v1"}, "keep one of them"),
+    ],
+)
+def test_what_there_is_not_says_what_to_write_instead(presets, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        resolved(presets, **flags)
+
+
+# --- rewards of one's own, and Apple's devices ----------------------------------------------------------------------
+
+SMALL = {
+    "env": "CartPole-v1", "envs": 2, "size": "0.5m", "batch_size": 4, "batch_length": 8, "prefill": 60, "pretrain": 2,
+    "horizon": 4, "groups_per_step": 4, "group_size": 4, "train_ratio": 8, "device": "cpu",
+}  # fmt: skip
+
+
+def test_a_reward_function_is_named_on_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def level(batch):\n    return 7.0 + 0 * batch['reward'].sum(1)\n")
+    words = {name: str(value) for name, value in SMALL.items()}
+    trainer = TASKS["worldmodel"].trainer(resolved("defaults", reward="mine.py:level", **words).config)
+    assert trainer.step()["reward"] == pytest.approx(7.0)
+    trainer.source.close()
+    with pytest.raises(ConfigError, match=r"mine\.py has no function 'lvel'; did you mean \"level\""):
+        GRPOTrainer(reward="mine.py:lvel", **SMALL)
+    with pytest.raises(ConfigError, match=r"names no function; write file\.py:NAME"):
+        GRPOTrainer(reward="level", **SMALL)
+    with pytest.raises(TypeError, match="both judge imagined futures"):
+        GRPOTrainer(reward="mine.py:level", reward_fn=lambda batch: batch["reward"], **SMALL)
+
+
+def test_a_mac_computes_on_its_gpu_and_others_say_that_they_have_none(monkeypatch):
+    with pytest.raises(ValueError, match="device='mps' is not available here; use device=cpu or auto"):
+        moved(torch.nn.Linear(1, 1), "mps")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    went = []
+    moved(SimpleNamespace(to=went.append), device_of("auto"))
+    assert went == ["mps"]
+
+
+class NoDoubles(TorchDispatchMode):
+    """Finds numbers of 64 bits, which Apple's GPUs do not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **kwargs or {})
+        if any(isinstance(x, torch.Tensor) and x.dtype == torch.float64 for x in tree_leaves(made)):
+            self.found.add(str(func))
+        return made
+
+
+def test_no_step_needs_what_apples_gpus_do_not_have():
+    trainer = GRPOTrainer(beta=0.1, **SMALL)
+    with NoDoubles() as watch:
+        trainer.step()
+        trainer.evaluate(episodes=1)
+    assert watch.found == set()
+    trainer.source.close()

@@ -30,7 +30,8 @@ import numpy as np
 from grpo.config import ConfigError
 from grpo.errors import line
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
-from grpo.language.rewards.lookup import FromFile, find
+from grpo.language.rewards.lookup import find
+from grpo.run.functions import FromFile
 from grpo.workers import CannotStart, Feed, Outcome, Pool
 
 if TYPE_CHECKING:

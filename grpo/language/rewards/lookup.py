@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import hashlib
-import importlib
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from grpo.config import ConfigError
-from grpo.errors import line, nearest
-
-
-class FromFile:
-    """A function of a file, loaded again by path wherever it is sent: the file need not be importable."""
-
-    def __init__(self, path: str, name: str) -> None:
-        function = _member(_load(path), name, path)
-        functools.update_wrapper(self, function)
-        self.path, self.name, self.function = os.path.abspath(path), name, function
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        return self.function(*args, **named)
-
-    def __reduce__(self) -> Any:
-        return FromFile, (self.path, self.name)
+from grpo.errors import nearest
+from grpo.run.functions import function_of
 
 
 class Unloaded:
@@ -50,63 +29,10 @@ def find(word: str, settings: Mapping[str, Any]) -> Callable[..., Any] | None:
     """The function a word names; None: it can only be a model."""
     from grpo.language.rewards.builtin import BUILTIN, make
 
-    head, colon, name = word.rpartition(":")
     if word.partition(":")[0] in BUILTIN:
         return make(word, settings)
-    if head.endswith(".py"):
-        return FromFile(head, name)
-    if word.endswith(".py"):
-        raise ConfigError(f"{word}: which function? Write {word}:NAME{_has(_load(word))}")
-    if colon and all(part.isidentifier() for part in head.split(".")):
-        return _member(_import(head), name, head)
-    if "/" not in word and not os.path.isdir(word) and difflib.get_close_matches(word, BUILTIN, cutoff=0.7):
+    found = function_of(word)
+    alike = found is None and difflib.get_close_matches(word, BUILTIN, cutoff=0.7)
+    if alike and "/" not in word and not os.path.isdir(word):
         raise ConfigError(f"unknown reward {word!r}{nearest(word, list(BUILTIN))}")
-    return None
-
-
-def _load(path: str) -> ModuleType:
-    file = Path(path).absolute()
-    if not file.is_file():
-        there = sorted(other.name for other in file.parent.glob("*.py")) if file.parent.is_dir() else []
-        raise ConfigError(f"reward file {path} does not exist{nearest(file.name, there)}")
-    version = f"{file}:{file.stat().st_mtime_ns}"  # an edited file is another module: a notebook may go on
-    name = f"{file.stem}_{hashlib.sha256(version.encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # what stands beside it may be imported, as when it is run
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:  # whatever the user's file does when it is loaded
-        del sys.modules[name]
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise ConfigError(f"reward file {path} cannot be loaded: {line(error)}") from error
-    return module
-
-
-def _import(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"reward module {name}: {error}; a file is given as {name}.py:NAME") from error
-
-
-def _member(module: ModuleType, name: str, origin: str) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise ConfigError(f"{origin} has no function {name!r}{nearest(name, _functions(module))}")
     return found
-
-
-def _functions(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-
-
-def _has(module: ModuleType) -> str:
-    found = [name for name in _functions(module) if getattr(module, name).__module__ == module.__name__]
-    return f"; it has {', '.join(found)}" if found else ""

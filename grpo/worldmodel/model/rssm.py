@@ -52,6 +52,9 @@ SIZES = {
     "12m": Size(deter=2048, hidden=256, classes=16, depth=16, units=256),
     "25m": Size(deter=3072, hidden=384, classes=24, depth=24, units=384),
     "50m": Size(deter=4096, hidden=512, classes=32, depth=32, units=512),
+    "100m": Size(deter=6144, hidden=768, classes=48, depth=48, units=768),
+    "200m": Size(deter=8192, hidden=1024, classes=64, depth=64, units=1024),
+    "400m": Size(deter=12288, hidden=1536, classes=96, depth=96, units=1536),
 }
 """By how many millions of weights an agent has that sees 64×64 colour pictures."""
 
