@@ -45,6 +45,17 @@ def test_loads_no_array_library(statement):
     assert result.stdout.splitlines()[-1] == "loaded set()"
 
 
+def test_processes_that_judge_call_tools_and_step_environments_start_light():
+    """One that was killed is started again, in the middle of a step."""
+    home = "grpo.language"
+    modules = (
+        f"{home}.turns.tools, {home}.rewards.calling, {home}.rewards.maths, {home}.rewards.code, grpo.envs.processes"
+    )
+    report = f"import sys, {modules}\nprint({{'torch', 'transformers', 'jax'}} & {{*sys.modules}})"
+    result = python("-c", report, cwd=ROOT)
+    assert result.stdout.strip() == "set()", result.stdout + result.stderr
+
+
 @pytest.mark.parametrize("name", grpo.__all__)
 def test_public_name_resolves(name):
     assert getattr(grpo, name) is not None

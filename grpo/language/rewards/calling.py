@@ -6,7 +6,8 @@
 
 Parameters are filled by name: prompt(s), completion(s) (always text), completion_messages, completion_ids, every column
 of the data, trainer_state, log_metric, log_extra. `reference`, `reference_answer`, `answer` and `solution` get the
-row's answer, unless the data has a column of that very name. Loads no array library, so that workers start fast.
+row's answer, unless the data has a column of that very name. Loads neither PyTorch nor transformers, so that workers
+start fast.
 """
 
 from __future__ import annotations
