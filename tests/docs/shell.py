@@ -11,6 +11,7 @@ LOADED = [
     "grpo.cli",
     "grpo.app.builders",
     "torch",
+    "torch._dynamo",  # by the first optimizer
     "numpy",
     "matplotlib.pyplot",
     "grpo.control",

@@ -1,8 +1,5 @@
 """Environments, numbers and folders that misbehave while a world is learned: told at once, counted later, survived."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +15,7 @@ from grpo.run.folder import RunFolder
 from grpo.run.loop import run
 from grpo.worldmodel import acting
 from grpo.worldmodel.model.learner import ModelDiverged
+from tests.docs import shell
 from tests.faults import envs
 from tests.faults.envs import SEEDS
 from tests.unit.worldmodel.worlds import SMALL, make, same, weights
@@ -244,15 +242,11 @@ def test_killed_in_the_middle_and_resumed_is_the_same_run(tmp_path):
     code += "real, left = Imagination.__call__, [4]\n"
     code += "def fatal(*a):\n    left[0] -= 1\n    return os.kill(os.getpid(), 9) if not left[0] else real(*a)\n"
     code += "Imagination.__call__ = fatal\nfrom grpo.cli import main\nsys.exit(main(sys.argv[1:]))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-    def python(*arguments):
-        return subprocess.run([sys.executable, *arguments], env=environment, cwd=tmp_path, capture_output=True)
-
-    assert python("-c", code, *words, "--logdir", "cut").returncode == -9
-    done = python("-m", "grpo.cli", "train", "--resume", "cut")
-    assert done.returncode == 0, done.stderr
-    assert python("-m", "grpo.cli", *words, "--logdir", "whole").returncode == 0
+    (tmp_path / "fatal.py").write_text(code)
+    assert shell.run(["python", "fatal.py", *words, "--logdir", "cut"], tmp_path, ROOT)[0] == -9
+    done, said = shell.run(["grpo", "train", "--resume", "cut"], tmp_path, ROOT)
+    assert done == 0, said
+    assert shell.run(["grpo", *words, "--logdir", "whole"], tmp_path, ROOT)[0] == 0
     last = "checkpoints/step-00000005/arrays.safetensors"
     assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
     assert (tmp_path / "cut" / last).read_bytes() == (tmp_path / "whole" / last).read_bytes()
