@@ -116,6 +116,8 @@ class GRPOConfig(Worded):
     """Settings that a dialect of the room writes into its `run:` block."""
     goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Setting → those that say more about its value: what a preset says of them does not hold for another value."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """Words that the constructor takes for something else than these settings."""
     words: ClassVar[Words] = SYSTEMS
     """What these words are, by system: those about the algorithm, and in a room its own."""
 
@@ -300,7 +302,7 @@ def _sorted_out(model: type[GRPOConfig], given: dict[str, Any], dialect: str) ->
         else:
             columns[name] = value
     hints = column_types()
-    known = [*model.model_fields, *hints, *spellings(dialect, model.words)]
+    known = [*model.model_fields, *hints, *spellings(dialect, model.words), *model.beside]
     for name, value in columns.items():
         if name not in hints:
             meant = [*known, *model.blocks] if isinstance(value, Mapping) else known

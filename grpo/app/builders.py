@@ -211,4 +211,5 @@ def _without_evaluation(resolved: Resolved, how: RunConfig, why: str) -> RunConf
         if asked and (name == "evaluate_every" or "eval/" in how.best_by):
             raise ConfigError(f"run.{name}: {why}")
     judged = "eval/" in how.best_by
+    print(f"grpo: the preset's evaluation every {how.evaluate_every} steps is left out: {why}", file=sys.stderr)
     return how.model_copy(update=planned if judged else {"evaluate_every": None})

@@ -66,8 +66,10 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     config = named(config, given)
     torch.manual_seed(config.seed)  # an adapter's first weights are drawn
     base, tokenizer = model_of(config, given.model, given.processing_class, given.peft_config is not None)
+    handed_over = given.model is not None and not isinstance(given.model, str)
+    before = loading.keep_as_asked(base, config) if handed_over and given.peft_config is None else None
     adapted, fresh = with_adapter(base, config, given.peft_config)
-    low = autocast_of(config, adapted, given.model)
+    low = autocast_of(config, handed_over, before)
     scorer = make_scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch, autocast=low)
     tokens = prepare_tokenizer(tokenizer, base.config, getattr(base, "generation_config", None))
     chat = Chat(
@@ -137,20 +139,13 @@ def model_of(config: LanguageConfig, model: Any, tokenizer: Any, adapter: bool) 
     return model, tokenizer
 
 
-def autocast_of(config: LanguageConfig, model: Any, given: Any) -> torch.dtype | None:
-    """Lower precision for products, where float32 weights are trained and it was asked for."""
-    if config.weights == "bfloat16" and any(p.requires_grad and p.dtype != torch.bfloat16 for p in model.parameters()):
-        raise ConfigError("weights=bfloat16: the model that was given has others; load it with dtype=torch.bfloat16")
-    if given is not None and not isinstance(given, str):
-        low = [p for p in model.parameters() if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
-        if low and "dtype" not in config.model_fields_set and config.weights == "float32":
-            warnings.warn(
-                f"the model's trained weights are {low[0].dtype}, where small steps are rounded away; load it in "
-                "float32, or train an adapter",
-                stacklevel=4,
-            )
-        if "dtype" not in config.model_fields_set:
-            return None
+def autocast_of(config: LanguageConfig, handed_over: bool, before: torch.dtype | None) -> torch.dtype | None:
+    """Lower precision for products, where float32 weights are trained and it was asked for.
+
+    before: what a model that was handed over had for weights that are float32 now; products stay in it.
+    """
+    if handed_over and "dtype" not in config.model_fields_set:
+        return before
     wanted = loading.arithmetic(config)
     return None if wanted == torch.float32 or config.weights == "bfloat16" else wanted
 
@@ -248,10 +243,17 @@ def reference_of(config: LanguageConfig, policy: LanguagePolicy, fresh: bool, gi
 
 
 def optimizer_of(config: LanguageConfig, policy: LanguagePolicy, given: Any) -> torch.optim.Optimizer:
-    """AdamW, or the one that was given."""
-    if given is not None:
-        return given
+    """AdamW, or the one that was given; one that rounds at random where trained weights are bfloat16."""
     tensors = list(policy.parameters().values())
+    narrow = any(p.dtype == torch.bfloat16 for p in tensors)
+    if given is not None:
+        if narrow:
+            warnings.warn(
+                f"the model's trained weights are bfloat16, where small steps of {type(given).__name__} are rounded "
+                "away; leave it out, or set weights=float32",
+                stacklevel=4,
+            )
+        return given
     if not tensors:
         raise ConfigError("the model has no weights that can be trained; set requires_grad, or give peft_config")
     how: dict[str, Any] = {
@@ -260,6 +262,6 @@ def optimizer_of(config: LanguageConfig, policy: LanguagePolicy, given: Any) -> 
         "betas": (config.adam_beta1, config.adam_beta2),
         "eps": config.adam_epsilon,
     }
-    if config.weights == "bfloat16":
+    if narrow:
         return RoundedAdamW(tensors, seed=config.seed, **how)
     return torch.optim.AdamW(tensors, fused=True if all(p.is_cuda for p in tensors) else None, **how)

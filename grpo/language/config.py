@@ -19,7 +19,7 @@ from grpo.language.compat.dialect import WORDS
 from grpo.language.engines import Sampling
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
-from grpo.run.dialect import RUN_NAMES, run_config, translate_run
+from grpo.run.dialect import RUN, RUN_NAMES, run_config, translate_run
 
 BLOCKS: Blocks = {
     "model": (
@@ -73,6 +73,7 @@ class LanguageConfig(GRPOConfig):
         "max_completion_length", "beta", "run.steps",
     )  # fmt: skip
     words: ClassVar[Words] = joined(SYSTEMS, WORDS)
+    beside: ClassVar[tuple[str, ...]] = (*RUN_NAMES, *(spelling.key for spelling in RUN))
     goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "dataset": ("dataset_config", "dataset_split", "eval_dataset", "eval_split"),
     }
@@ -88,7 +89,8 @@ class LanguageConfig(GRPOConfig):
     """Of the arithmetic. auto: bfloat16 on a GPU that has it, float32 elsewhere. A loaded model keeps its own."""
     weights: Literal["float32", "bfloat16"] = "float32"
     """How trained weights are kept: float32, rounded for every pass where the arithmetic is narrower, or bfloat16, a
-    third less memory in all, with updates that are rounded up or down at random so that small ones count."""
+    third less memory in all, with updates that are rounded up or down at random so that small ones count. A loaded
+    model is converted where this is given; else one of bfloat16 stays so, with such updates."""
     attention: Literal["auto", "eager", "sdpa", "flash"] = "auto"
     """Attention implementation. auto: the model's own choice."""
     trust_remote_code: bool = False
@@ -126,8 +128,9 @@ class LanguageConfig(GRPOConfig):
     """Column with the prompt, text or messages; None: prompt, else a known one (question, problem, …) with a notice."""
     answer_column: str | None = None
     """Column that rewards get as the answer; None: answer, else solution."""
-    answer_after: str | None = None
-    """The answer is what follows this mark in its column (GSM8K: ####)."""
+    answer_after: str | None = "auto"
+    """The answer is what follows this mark in its column. auto: #### where answers end so, as GSM8K's do, and it is
+    said; None: the whole text."""
     system_prompt: str | None = None
     """Put before every prompt as a system message."""
     prompt_template: str | None = None
@@ -308,6 +311,8 @@ class LanguageConfig(GRPOConfig):
         for item in () if name.startswith("_") else self._run_translations:
             if key_of(item.key) == name:
                 return item.value
+        if (spelling := next((one for one in RUN if one.key == name), None)) is not None:
+            raise AttributeError(f"{name} was not given; it is run.{spelling.becomes} here")
         return super().__getattr__(name)
 
     @property

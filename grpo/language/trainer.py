@@ -37,6 +37,7 @@ from grpo.language.tasks import TASKS
 from grpo.report import StepReport
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
+from grpo.run.progress import printable
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.seeding import mixed
 from grpo.trainer import Trainer
@@ -50,8 +51,9 @@ ENOUGH = 8
 class Around:
     """What happens around each step: before the first a warm start and a look at the rewards; then a learning rate."""
 
-    def __init__(self, parts: Parts, scheduler: Any) -> None:
-        """scheduler: a `LambdaLR` of the user's, or None."""
+    def __init__(self, parts: Parts, scheduler: Any, watched: Callable[[], bool]) -> None:
+        """scheduler: a `LambdaLR` of the user's, or None. watched: whether anybody would read a note."""
+        self._watched = watched
         self.total: int | None = None
         """Steps of the run, once it is known."""
         self.last: tuple[int, Mapping[str, float | None]] = (0, {})
@@ -91,14 +93,15 @@ class Around:
             self._refuse_waste(self.preflight())
         return found
 
-    @staticmethod
-    def _refuse_waste(findings: list[preflight.Finding]) -> None:
+    def _refuse_waste(self, findings: list[preflight.Finding]) -> None:
         text = preflight.report(findings)
         if any(finding.level == "problem" for finding in findings):
             raise ConfigError(f"pre-flight found what would waste the run:\n{text}\n(preflight=false goes on anyway)")
         for finding in findings:
             if finding.level == "warning":
                 warnings.warn(f"{finding.what}; {finding.remedy}", stacklevel=5)
+            elif self._watched():
+                print(printable(f"note: {finding.what}" + (f"; {finding.remedy}" if finding.remedy else "")))
 
     def preflight(self) -> list[preflight.Finding]:
         """Try the rewards on references and a few completions; nothing that training depends on is moved."""
@@ -166,7 +169,7 @@ class GRPOTrainer(RunTrainer):
         parts = build(config, given)
         self.tokens, self.chat = parts.tokens, parts.chat
         self._own = self._callbacks = Callbacks(callbacks)
-        self._around = Around(parts, optimizers[1])
+        self._around = Around(parts, optimizers[1], lambda: self.watched)
         super().__init__(
             parts.config,
             parts.policy,
@@ -191,7 +194,10 @@ class GRPOTrainer(RunTrainer):
 
     def cannot_evaluate(self) -> str:
         """What is missing."""
-        return "there are no held-out rows; give --eval-dataset (eval_dataset in Python), or leave it out"
+        return (
+            "there are no held-out rows; give --eval-dataset (eval_dataset in Python), or --eval-split test where the "
+            "data set has that split, or leave it out"
+        )
 
     def planned(self, asked: Mapping[str, Any], kept: bool) -> RunConfig:
         """As the settings say, which hold a plan of their own."""

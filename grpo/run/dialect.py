@@ -57,6 +57,18 @@ def _trackers(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Se
     return {key: {"trackers": every} for key in lists}
 
 
+def _logged(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
+    """EasyDeL counts lines and reports apart; whoever wants more gets both."""
+    asked: dict[str, int] = {}
+    for key, value in words.items():
+        if not absent(value):
+            try:
+                asked[key] = whole(value)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
+    return {key: {"log_every": min(asked.values())} for key in asked}
+
+
 def _listed(key: str, value: Any) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else [] if value is None else list(value)
     names = tuple(str(part).strip() for part in parts if not absent(str(part).strip()))
@@ -88,6 +100,12 @@ RUN = (
         "-1: as num_train_epochs says. There an optimizer step counts, here a step of sampling and updates",
         lambda value: {} if absent(value) or whole(value) <= 0 else {"steps": whole(value)},
     ),
+    Spelling(
+        "max_training_steps",
+        "steps",
+        "EasyDeL none: as num_train_epochs says; there an optimizer step counts",
+        lambda value: {} if absent(value) else {"steps": whole(value)},
+    ),
     Spelling("save_steps", "checkpoint_every", "500; ours 25", _steps("checkpoint_every")),
     Spelling(
         "save_strategy",
@@ -101,6 +119,8 @@ RUN = (
         "none: all; ours 2, and the best",
         lambda value: {"keep_last": None if absent(value) else whole(value)},
     ),
+    Spelling("save_interval_minutes", "checkpoint_minutes", "EasyDeL none; ours 10", given("checkpoint_minutes")),
+    Spelling("evaluation_steps", "evaluate_every", "EasyDeL none: never, as ours", _steps("evaluate_every")),
     Spelling("eval_steps", "evaluate_every", "as logging_steps; ours: never", _steps("evaluate_every")),
     Spelling(
         "eval_strategy",
@@ -109,6 +129,9 @@ RUN = (
         _strategy("eval_strategy", {"evaluate_every": None}, "use eval_steps (run.evaluate_every)"),
     ),
     Spelling("logging_steps", "log_every", "10; ours 1. The run folder has every step", _steps("log_every")),
+    Spelling("log_steps", "log_every", "EasyDeL 10; the smaller of this and report_steps", together=_logged),
+    Spelling("report_steps", "log_every", "EasyDeL 5; the smaller of this and log_steps", together=_logged),
+    Spelling("wandb_name", "name", "EasyDeL none: as model_name says", given("name", str)),
     Spelling(
         "logging_strategy",
         "trackers",

@@ -49,7 +49,7 @@ def start(
     _expect_possible(trainer, how)
     steps = trainer.total_steps(how)
     trainer.schedule(steps)
-    trainer.name = how.name
+    trainer.name, trainer.watched = how.name, progress is not None
     if folder is not None and isinstance(trainer.source, KeepsFiles):
         trainer.source.folder = folder.path
     summary = run(
@@ -190,8 +190,10 @@ def _place(
     if resume and not there:
         raise ConfigError(f"{path}: there is no run to resume; leave resume_from_checkpoint out, or name its folder")
     if there and not resume and folder is None and "{timestamp}" not in how.logdir:
+        afresh = "give it a name of its own (model_name, run_name), or " if "{name}" in how.logdir else ""
         raise ConfigError(
-            f"{path} already holds a run; call train(resume_from_checkpoint=True), or choose another output_dir"
+            f"{path} already holds a run: go on with it by train(resume_from_checkpoint=True); to begin another, "
+            f"{afresh}choose another output_dir (save_directory)"
         )
     if there and (resume or folder is not None):
         return RunFolder.open(path), True

@@ -41,6 +41,8 @@ class GRPOTrainer(Trainer):
 
     name: str | None = None
     """What the run that is under way is called, where somebody said."""
+    watched: bool = False
+    """Whether somebody watches that run: what is worth knowing may be printed."""
 
     def train(
         self,

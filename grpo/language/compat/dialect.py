@@ -1,4 +1,4 @@
-"""TRL's words (every field of its GRPOConfig that is not one of ours by the same name) and EasyDeL's.
+"""TRL's words: every field of its GRPOConfig that is not one of ours by the same name, and those of command lines.
 
 `docs/trl.md` lists all of TRL's fields with what became of each; it is made from here and `grpo.language.compat.trl`.
 """
@@ -24,6 +24,7 @@ from grpo.dialects.spelling import (
     whole,
 )
 from grpo.errors import nearest
+from grpo.language.compat.easydel_dialect import EASYDEL
 from grpo.language.compat.rlinf import RLINF
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -34,8 +35,8 @@ def batches(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Sett
     steps_per_generation, what is sampled at a time. Here a step is so many prompts with group_size completions each.
     """
     number = {key: whole(value) for key, value in words.items() if not absent(value)}
-    if not number:
-        return {}
+    if not number or ("groups_per_step" in ours and set(number) == {"gradient_accumulation_steps"}):
+        return {}  # prompts are counted already: accumulation is memory alone
     if "generation_batch_size" in number and "steps_per_generation" in number:
         raise ValueError("generation_batch_size and steps_per_generation say the same thing; give one of them")
     device, accumulated = number.get("per_device_train_batch_size", 8), number.get("gradient_accumulation_steps", 1)
@@ -388,5 +389,5 @@ OTHERS = (
 
 TRL = (*FIELDS, *OTHERS)
 
-WORDS = {"trl": TRL, "rlinf": RLINF}
+WORDS = {"trl": (*TRL, *EASYDEL), "rlinf": RLINF}
 """By system, beside those that every room understands."""

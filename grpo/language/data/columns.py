@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.config import ConfigError
@@ -14,9 +14,41 @@ from grpo.language.samples import Message
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input", "text")
 ANSWER_COLUMNS = ("answer", "solution", "reference_answer", "reference", "ground_truth")
+AUTO = "auto"
+"""answer_after where nobody says: the mark is found in the rows, or there is none."""
 FIELD = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 """{column}, or a doubled brace; braces that hold anything else (\\boxed{}) are text."""
+GSM8K = "####"
+"""The mark before the answer in that data set, and in many made like it."""
+ENDING = re.compile(r"####[ \t]*[^\s#][^\n#]*\s*\Z")
+ENOUGH = 64
+"""Rows whose answers say what shape they have."""
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+
+class Answer(str):
+    """What follows the mark: a text that also equals the number it spells, as reward functions compare it."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, int | float) and not isinstance(other, bool):
+            try:
+                return float(self) == other
+            except ValueError:
+                return False
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def marked(rows: Sequence[Row], answer: str | None) -> bool:
+    """Whether answers have GSM8K's shape: a solution, then #### and the answer."""
+    texts = [] if answer is None else [row.get(answer) for row in rows]
+    return bool(texts) and all(isinstance(text, str) and ENDING.search(text) for text in texts)
 
 
 @dataclass(frozen=True)
@@ -27,7 +59,7 @@ class Columns:
     prompt: str = "prompt"
     answer: str | None = None
     after: str | None = None
-    """The answer is what follows this mark."""
+    """The answer is what follows this mark; auto: not known yet."""
     template: str | None = None
     """The prompt is made of several columns."""
 
@@ -50,7 +82,7 @@ class Columns:
         if chosen not in ("prompt", prompt) and template is None:
             warnings.warn(f"{place}: {chosen} is taken as the prompt; set prompt_column for another", stacklevel=3)
         answer = answer or next((name for name in ANSWER_COLUMNS if name in names), None)
-        if after is not None and answer is None:
+        if after not in (None, AUTO) and answer is None:
             raise ConfigError(f"{place}: answer_after needs an answer; found {there} — set answer_column")
         columns = cls(tuple(names), chosen, answer, after, template)
         if template is not None and (unknown := sorted(columns.wanted - set(names))):
@@ -58,6 +90,19 @@ class Columns:
                 f"prompt_template: no column {unknown[0]}; found {there} — double the braces that are meant as text"
             )
         return columns
+
+    def seen(self, rows: Sequence[Row], place: str) -> Columns:
+        """The same once some rows are known: whether the answer follows a mark, where nobody said."""
+        if self.after != AUTO:
+            return self
+        if not marked(rows, self.answer):
+            return replace(self, after=None)
+        warnings.warn(
+            f"{place}: {self.answer} ends in '{GSM8K} …'; rewards get what follows as the answer, the whole text as "
+            "answer_full; answer_after=None gives them all of it",
+            stacklevel=3,
+        )
+        return replace(self, after=GSM8K)
 
     @property
     def wanted(self) -> set[str]:
@@ -93,8 +138,9 @@ class Columns:
             rest["answer_full"] = answer
             _, mark, answer = str(answer).rpartition(self.after)
             if not mark:
-                raise ConfigError(f"{place}: {self.answer} holds no {self.after!r}; set answer_after to its own mark")
-            answer = THOUSANDS.sub("", answer.strip())
+                told = f"{place}: {self.answer} holds no {self.after!r}"
+                raise ConfigError(f"{told}; set answer_after to its own mark, or to None for all of the text")
+            answer = Answer(THOUSANDS.sub("", answer.strip()))
         return rest | {"answer": answer}
 
     def _filled(self, row: Row, field: re.Match[str], place: str) -> str:

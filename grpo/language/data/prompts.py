@@ -22,7 +22,7 @@ import numpy as np
 
 from grpo.config import ConfigError
 from grpo.language.data.chat import Chat
-from grpo.language.data.columns import Columns
+from grpo.language.data.columns import ENOUGH, Columns
 from grpo.language.data.rows import Row, Rows, load, read_rows
 from grpo.language.data.stream import Position, Stream
 from grpo.language.samples import Prompt
@@ -83,7 +83,8 @@ class Prompts:
         """Of the rows, in the order they are met."""
         name = origin or getattr(rows, "origin", "the data set")
         given = (prompt_column, answer_column, answer_after, prompt_template)
-        self._columns = Columns.choose(self.columns, name, *given)
+        some = [known[i] for i in range(min(len(known), ENOUGH))]
+        self._columns = Columns.choose(self.columns, name, *given).seen(some, name)
         if streamed:
             ordered = rows.shuffle(seed=seed, buffer_size=BUFFER) if shuffle else rows
             self._stream: Stream | None = Stream(ordered, self._streamed)

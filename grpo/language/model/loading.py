@@ -11,6 +11,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
+from grpo.language.model.adapters import is_adapted
 from grpo.language.model.damage import expect_whole, told
 from grpo.models import device_of
 
@@ -65,6 +66,27 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
     if config.quantize == "none":
         model.to(device_of(config.device))
     return model
+
+
+def keep_as_asked(model: Any, config: LanguageConfig) -> torch.dtype | None:
+    """Have a loaded model keep the weights that are trained as `weights` says; what they were, where narrower.
+
+    Where nobody says, bfloat16 stays: its updates are rounded at random. float16 becomes float32.
+    """
+    kinds = {p.dtype for p in model.parameters() if p.requires_grad}
+    if is_adapted(model) or config.lora_rank or config.adapter or not kinds:
+        return None
+    if config.weights == "bfloat16":
+        if kinds != {torch.bfloat16}:
+            model.to(torch.bfloat16)
+        return None
+    asked = "weights" in config.model_fields_set
+    low = kinds & ({torch.float16, torch.bfloat16} if asked else {torch.float16})
+    if not low:
+        return None
+    model.float()
+    before = low.pop()
+    return None if before == torch.float16 and next(model.parameters()).device.type == "cpu" else before
 
 
 def load_tokenizer(config: LanguageConfig) -> Any:

@@ -61,14 +61,17 @@ class RoundedAdamW(torch.optim.Optimizer):
         p.copy_(rounded(moved, random) if p.dtype == torch.bfloat16 else moved)
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """As saved: torch would round the moments to the weights' type."""
+        """As saved: torch would round the moments to the weights' type. A plain AdamW's state will do, too."""
         super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group.setdefault("seed", self.defaults["seed"])
         ids = [number for group in state_dict["param_groups"] for number in group["params"]]
         tensors = [p for group in self.param_groups for p in group["params"]]
         for number, p in zip(ids, tensors, strict=True):
             for name, value in state_dict["state"].get(number, {}).items():
-                exact = isinstance(value, Tensor)
-                self.state[p][name] = value.detach().clone().to(p.device, torch.float32) if exact else value
+                exact = isinstance(value, Tensor) and name != "step"
+                kept = value.detach().clone().to(p.device, torch.float32) if exact else int(value)
+                self.state[p][name] = kept
 
 
 def rounded(x: Tensor, random: torch.Generator) -> Tensor:

@@ -90,7 +90,50 @@ def test_what_cannot_go_together_is_refused():
         GRPOConfig(weights="bfloat16", dtype="float32")
 
 
-def test_a_model_of_float32_is_not_taken_for_one_of_bfloat16():
-    args = GRPOConfig(weights="bfloat16", preflight=False)
-    with pytest.raises(ConfigError, match="load it with dtype"):
-        GRPOTrainer(tiny_model(), digits, args, train_dataset=[{"prompt": "1"}], processing_class=tiny_tokenizer())
+@pytest.mark.parametrize(
+    "handed, weights, kept, products",
+    [
+        ("float32", None, "float32", None),
+        ("float32", "bfloat16", "bfloat16", None),
+        ("bfloat16", None, "bfloat16", None),
+        ("bfloat16", "bfloat16", "bfloat16", None),
+        ("bfloat16", "float32", "float32", "bfloat16"),
+        ("float16", None, "float32", None),
+        ("float16", "bfloat16", "bfloat16", None),
+    ],
+)
+def test_a_loaded_model_keeps_its_weights_as_asked_and_small_steps_count(handed, weights, kept, products):
+    """At a learning rate of 1e-6 nearly every step is too small for bfloat16; as many weights move as in float32."""
+    model = tiny_model().to(getattr(torch, handed))
+    args = GRPOConfig(**({} if weights is None else {"weights": weights}), preflight=False)
+    trainer = GRPOTrainer(model, digits, args, train_dataset=[{"prompt": "1"}], processing_class=tiny_tokenizer())
+    parameters = list(trainer.policy.parameters().values())
+    assert {str(p.dtype) for p in parameters} == {f"torch.{kept}"}
+    assert trainer.policy.scorer.autocast == (products and getattr(torch, products))
+    before = [p.detach().float().clone() for p in parameters]
+    for p in parameters:
+        p.grad = torch.full_like(p, 0.5)
+    for _ in range(3):
+        trainer.optimizer.step()
+    drift = torch.cat([(b - p.detach().float()).flatten() for b, p in zip(before, parameters, strict=True)]).mean()
+    assert float(drift) == pytest.approx(3 * args.learning_rate, rel=0.3)
+
+
+def test_an_optimizer_of_ones_own_that_would_lose_small_steps_is_remarked():
+    model = tiny_model().bfloat16()
+    own = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    with pytest.warns(UserWarning, match="small steps of AdamW are rounded away"):
+        GRPOTrainer(model, digits, GRPOConfig(preflight=False), train_dataset=[{"prompt": "1"}],
+                    processing_class=tiny_tokenizer(), optimizers=(own, None))  # fmt: skip
+
+
+def test_the_state_of_a_plain_adamw_is_gone_on_with():
+    weights = [torch.randn(9, 4).bfloat16()]
+    _, plain = moved(lambda p: torch.optim.AdamW(p, **HOW), weights)
+    parameters = [torch.nn.Parameter(w.clone()) for w in weights]
+    rounded = RoundedAdamW(parameters, seed=3, **HOW)
+    rounded.load_state_dict(copy.deepcopy(plain.state_dict()))
+    parameters[0].grad = torch.full_like(parameters[0], 0.3)
+    rounded.step()
+    (state,) = rounded.state.values()
+    assert state["step"] == next(iter(plain.state.values()))["step"] + 1 and rounded.param_groups[0]["seed"] == 3

@@ -14,6 +14,7 @@ import grpo.language
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer, vInference
 from grpo.language.model import output
+from grpo.language.model.optimizer import RoundedAdamW
 from grpo.language.model.reference import AdapterOff, FrozenAdapter, FrozenCopy
 from grpo.language.scoring import policy
 from grpo.run import checkpoint
@@ -302,13 +303,11 @@ def test_a_run_that_a_callback_ended_goes_on_when_it_is_resumed(folder, tmp_path
     assert len(trainer.train(resume_from_checkpoint=True, progress=None)) == 2
 
 
-def test_a_loaded_model_keeps_its_type_and_low_precision_is_warned_of(folder, tmp_path):
+def test_a_loaded_model_keeps_its_type_and_small_steps_are_not_lost(folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    with pytest.warns(UserWarning, match="rounded away"):
-        trainer = GRPOTrainer(
-            model=model, reward_funcs=digits, args=small(output_dir=str(tmp_path)), train_dataset=ROWS
-        )
+    trainer = GRPOTrainer(model=model, reward_funcs=digits, args=small(output_dir=str(tmp_path)), train_dataset=ROWS)
     assert trainer.step()["loss"] is not None
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16} and isinstance(trainer.optimizer, RoundedAdamW)
 
 
 def test_bfloat16_arithmetic_trains_float32_weights(folder, tmp_path):
