@@ -5,6 +5,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+from grpo.app.coming_from import SYSTEMS, markdown
 from grpo.app.settings import preset_names
 from grpo.language.compat import trl
 from grpo.recipes import table_markdown
@@ -138,6 +139,11 @@ copy of the package; the test beside it must then fail.
 """
 
 
+WORDS = """\
+Made by `docs/make_pages.py`; `grpo config --dialects {name}` prints the same. A word that is not here is an error that
+names the nearest; a refused one says why, unless its value is that system's own default, which asks for nothing."""
+
+
 def reliability() -> str:
     """The promises, their tests, and what happens when a protection is taken out."""
     script = runpy.run_path(str(ROOT / "scripts" / "mutations.py"))
@@ -145,6 +151,12 @@ def reliability() -> str:
     soak = runpy.run_path(str(ROOT / "bench" / "soak.py"))["table"](_results("soak"))
     told = {"tables": script["tables"](entries), "soak": soak, "mutations": script["mutation_table"](entries)}
     return RELIABILITY.format(**told)
+
+
+def coming_from(name: str) -> str:
+    """A system's words beside ours, and its own examples as they are written here."""
+    told = (DOCS / "coming_from" / f"{name}.in").read_text(encoding="utf-8")
+    return f"{told.rstrip()}\n\n## Every word\n\n{WORDS.format(name=name)}\n\n{markdown(name)}\n"
 
 
 def gsm8k() -> str:
@@ -240,6 +252,7 @@ def pages() -> dict[Path, str]:
         DOCS / "speed.md": speed(),
         DOCS / "gsm8k.md": gsm8k(),
         DOCS / "reliability.md": reliability(),
+        **{DOCS / f"coming_from_{name}.md": coming_from(name) for name in SYSTEMS},
     }
 
 

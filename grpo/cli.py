@@ -171,7 +171,11 @@ def _config_words(command: Command) -> None:
     """config, presets, doctor."""
     config = command("config", _config, "print the resolved settings and where each came from", SETTINGS)
     _settings_words(config)
-    config.add_argument("--dialects", action="store_true", help="print other systems' spellings and what they become")
+    config.add_argument(
+        "--dialects", nargs="?", const="", metavar="NAME",
+        help="print other systems' spellings and what they become; with a NAME (dreamer, grpo, tutorial, rlinf, "
+        "easydel) that system's alone, with what each means and where it differs",
+    )  # fmt: skip
     config.add_argument("--all", action="store_true", help="also the settings that are at their default")
 
     presets = command("presets", _presets, "print what can be chosen by name")
@@ -307,10 +311,11 @@ def _port(text: str) -> int:
 
 
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    if arguments.dialects:
+    if arguments.dialects is not None:
+        from grpo.app.coming_from import text
         from grpo.app.words import table_text
 
-        print(table_text())
+        print(text(arguments.dialects) if arguments.dialects else table_text())
         return OK
     from grpo.app.explain import resolved_text
 

@@ -111,6 +111,11 @@ def _about(model: type[GRPOConfig]) -> dict[str, tuple[str, str]]:
     return about | {f"run.{name}": (default, meaning) for name, default, meaning in _model_rows(RunConfig)}
 
 
+def meanings(task: str | None) -> dict[str, str]:
+    """Setting → its meaning, of a task or of what all share; those of the run with their block before them."""
+    return {name: meaning for name, (_, meaning) in _about(_settings_of(task)).items()}
+
+
 def _entry(name: str, default: str, meaning: str) -> list[str]:
     head = f"  --{name.replace('_', '-')} ({default})"
     return textwrap.wrap(meaning, 110, initial_indent=f"{head}  ", subsequent_indent="      ")
