@@ -112,11 +112,19 @@ def _whole(causal: Any, config: LanguageConfig, place: str, more: dict[str, Any]
         if "ignore_mismatched_sizes" not in str(error):
             raise
         # The names are only on the screen: once more, with tensors that take no memory.
-        _, info = causal.from_pretrained(place, **how, **more | {"device_map": "meta", "ignore_mismatched_sizes": True})
-        expect_whole("model", config.model, info, FRESH)
+        model, info = causal.from_pretrained(
+            place, **how, **more | {"device_map": "meta", "ignore_mismatched_sizes": True}
+        )
+        expect_whole("model", config.model, info, _remedy(model))
         raise
-    expect_whole("model", config.model, info, FRESH)
+    expect_whole("model", config.model, info, _remedy(model))
     return model
+
+
+def _remedy(model: Any) -> str:
+    """What to do about weights that do not fit; one that was saved as something else may not be a causal model."""
+    saved = [name for name in model.config.architectures or () if name != type(model).__name__]
+    return f"It was saved as {saved[0]}, not a causal language model. {FRESH}" if saved else FRESH
 
 
 def _files(place: str, more: dict[str, Any]) -> str:
