@@ -14,6 +14,7 @@ import torch
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, prepare_tokenizer
+from grpo.language.data.columns import AUTO
 from grpo.language.data.prompts import Prompts, load
 from grpo.language.engines import Tokens
 from grpo.language.engines.choose import make_engine
@@ -163,7 +164,7 @@ def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str, contex
         chat,
         prompt_column=config.prompt_column,
         answer_column=config.answer_column,
-        answer_after=config.answer_after,
+        answer_after=config.answer_after if "answer_after" in config.model_fields_set else AUTO,
         prompt_template=config.prompt_template,
         max_length=config.max_prompt_length,
         context=min(context, config.engine_kwargs.get("max_model_len") or math.inf),

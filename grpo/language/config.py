@@ -128,9 +128,9 @@ class LanguageConfig(GRPOConfig):
     """Column with the prompt, text or messages; None: prompt, else a known one (question, problem, …) with a notice."""
     answer_column: str | None = None
     """Column that rewards get as the answer; None: answer, else solution."""
-    answer_after: str | None = "auto"
-    """The answer is what follows this mark in its column. auto: #### where answers end so, as GSM8K's do, and it is
-    said; None: the whole text."""
+    answer_after: str | None = None
+    """The answer is what follows this mark in its column; None: the whole text. Where nothing is given, #### is the
+    mark of answers that end so, as GSM8K's do, and it is said."""
     system_prompt: str | None = None
     """Put before every prompt as a system message."""
     prompt_template: str | None = None
