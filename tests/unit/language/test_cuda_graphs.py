@@ -43,6 +43,7 @@ def few_programs(monkeypatch):
     """An interpreter is not filled by many programs, and pays for each padded token of a captured prefill."""
     monkeypatch.setattr(kernels, "TARGET_PROGRAMS", 1)
     monkeypatch.setattr(model_runner, "PREFILL_CAPTURED", 0)
+    monkeypatch.setattr(sampler, "BLOCK_V", 128)  # several blocks of a small vocabulary
 
 
 def captured_prefill(monkeypatch):
@@ -157,8 +158,7 @@ def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, 
     ids=str,
 )
 @pytest.mark.parametrize("slots", [8, pytest.param(24, marks=pytest.mark.slow)])  # interpreted, each costs its time
-def test_a_token_is_sampled_as_on_the_cpu(monkeypatch, sampling, slots):
-    monkeypatch.setattr(sampler, "BLOCK_V", 128)  # several blocks of a small vocabulary
+def test_a_token_is_sampled_as_on_the_cpu(sampling, slots):
     size, steps = 300, 2
     random = torch.Generator().manual_seed(1)
     logits = torch.randn(slots, size, generator=random) * 3
