@@ -128,8 +128,11 @@ class GRPOTrainer(RunTrainer):
         return self.source.policy.network
 
     def __getattr__(self, name: str) -> Any:
-        told = f"; {tutorial.ELSEWHERE[name]}" if name in tutorial.ELSEWHERE else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{told}")
+        if name in tutorial.ELSEWHERE:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}; {tutorial.ELSEWHERE[name]}"
+            )
+        return object.__getattribute__(self, name)  # raises what a property raised, or that there is none
 
     # --- its runs ---------------------------------------------------------------------------------------------------
 

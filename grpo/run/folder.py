@@ -85,6 +85,7 @@ class RunFolder:
     ) -> RunFolder:
         """A new run's folder. Whatever is already there is left alone: only an absent or empty folder is taken."""
         path = Path(path).absolute()
+        path = path.resolve() if path.is_symlink() else path  # the folder as a whole may be a link, to an empty one
         redactor = Redactor(config, argv, os.environ)
         about = {
             "schema": SCHEMA,

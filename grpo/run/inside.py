@@ -15,8 +15,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-LINKED_BY_ITSELF = ("wandb",)
-"""Folders in which a tracker keeps links of its own."""
+FOLDERS = ("samples", "checkpoints", "replay", "model", "tensorboard")
+"""What a run folder has below it that is ours."""
+WRITTEN = (
+    ".json",
+    ".jsonl",
+    ".png",
+    ".mp4",
+    ".onnx",
+    ".html",
+    ".safetensors",
+    ".bin",
+    ".jinja",
+    ".md",
+    ".txt",
+    ".model",
+)
+"""Endings of the files that are written: of a run, and of a saved model."""
 _NOT_OURS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR)
 """What opening a link, or something that is no regular file, ends with."""
 
@@ -30,17 +45,22 @@ class Gone(FolderError):
 
 
 def expect_no_links(root: Path) -> None:
-    """Refuse a folder that is about to be written to where anything below it is a link; nothing is changed."""
+    """Refuse a folder that is about to be written to where a name that may be written is a link; nothing is changed.
+
+    Links of other names (a user's `best`, what a tracker or a virtual environment keeps) are nobody's concern.
+    """
     waiting = [root]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
+        within = waiting.pop()
+        with os.scandir(within) as entries:
             for entry in entries:
-                if entry.is_symlink():
+                ours = within != root or entry.name in (*FOLDERS, "lock")
+                if entry.is_symlink() and (ours or entry.name.endswith(WRITTEN)):
                     raise FolderError(
                         f"{entry.path} is a link to {os.readlink(entry.path)}, and what is written through it would "
                         "change that place; put the file or folder itself there (only the whole folder may be a link)"
                     )
-                if entry.is_dir() and entry.name not in LINKED_BY_ITSELF:
+                if ours and entry.is_dir(follow_symlinks=False):
                     waiting.append(Path(entry.path))
 
 

@@ -19,7 +19,7 @@ class Busy(FolderError):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the folder, in which nothing is a link; `Busy` names the process that has it."""
+    """Hold the folder, in which nothing that is written is a link; `Busy` names the process that has it."""
     try:
         expect_no_links(path)
         descriptor = descriptor_inside(path, "lock", os.O_RDWR | os.O_CREAT, 0o644)

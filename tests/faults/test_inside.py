@@ -10,7 +10,7 @@ import pytest
 from grpo.protocols import State
 from grpo.run.files import FolderError, write_atomic
 from grpo.run.folder import RunFolder
-from grpo.run.inside import descriptor_inside, open_inside, remove_inside, rename_inside, write_inside
+from grpo.run.inside import descriptor_inside, expect_no_links, open_inside, remove_inside, rename_inside, write_inside
 from tests.faults.tiny import train
 from tests.unit.worldmodel.test_replay import TICKS, made, play, steps_of
 
@@ -71,10 +71,27 @@ def test_the_folder_itself_may_be_a_link(run, tmp_path):
     assert summary.step == 13 and (run / "checkpoints" / "step-00000013").is_dir()
 
 
-def test_a_tracker_keeps_its_own_links(run):
+def test_a_new_run_may_begin_in_an_empty_folder_behind_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert train(tmp_path / "link", steps=2)[0].step == 2 and (tmp_path / "real" / "run.json").is_file()
+
+
+def test_links_that_nothing_is_written_through_stay(run):
+    """A tracker's, a user's own name for a checkpoint, data of somebody's."""
     (run / "wandb").mkdir()
     (run / "wandb" / "latest-run").symlink_to("run-1")
-    assert train(run, steps=13)[0].step == 13
+    (run / "best").symlink_to("checkpoints/step-00000012")
+    assert train(run, steps=13)[0].step == 13 and (run / "best").is_symlink()
+
+
+def test_a_model_is_saved_beside_links_but_through_none(tmp_path):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to("/nowhere")
+    expect_no_links(tmp_path)
+    (tmp_path / "model.safetensors").symlink_to("/nowhere")
+    with pytest.raises(FolderError, match=r"model\.safetensors is a link"):
+        expect_no_links(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["../file", "a/../../file", "/etc/x", "a//b", "", ".", "..", "a\0b"])

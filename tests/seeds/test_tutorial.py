@@ -270,3 +270,17 @@ def test_what_is_not_there_names_what_is(parts):
 def test_wrong_words_and_values_are_told_in_its_own_words(parts, words, message):
     with pytest.raises(ConfigError, match=message):
         GRPOTrainer(*parts, **words)
+
+
+def test_an_error_inside_a_property_is_told_as_it_is():
+    class Mine(GRPOTrainer):
+        @property
+        def broken(self):
+            return None.typo
+
+    trainer = Mine(env="CartPole-v1", group_size=2)
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'typo'"):
+        trainer.broken  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        trainer.nonsense  # noqa: B018
+    trainer.source.close()
