@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
@@ -12,6 +13,8 @@ Value = TypeVar("Value")
 
 AGAIN = 1.0
 """Seconds after which code that caught the first one is told once more."""
+AT_ONCE = 1e-6
+"""Seconds; 0 would be never."""
 
 
 class _Enough(BaseException):
@@ -26,23 +29,28 @@ def at_most(seconds: float, what: str, call: Callable[[], Value]) -> Value:
     """
     if threading.current_thread() is not threading.main_thread():
         return call()
-    over = False
+    over = True  # nobody is interrupted before the call, or after it
 
     def enough(number: int, frame: FrameType | None) -> None:
         if not over:
             raise _Enough
 
-    handler = signal.signal(signal.SIGALRM, enough)
-    left, every = signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
+    # None: set by something that is not Python, and cannot be put back from here
+    handler = signal.getsignal(signal.SIGALRM) or signal.SIG_DFL
+    began = time.monotonic()
+    left, every = signal.setitimer(signal.ITIMER_REAL, 0)  # first: that alarm is its owner's, and must not ring in ours
     try:
+        signal.signal(signal.SIGALRM, enough)
         try:
+            over = False
+            signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
             return call()
         finally:
-            over = True  # from here on it may ring, and nobody is interrupted
+            over = True
     except _Enough:
         raise TimeoutError(f"{what} did not end in {seconds:g} s") from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # None: set by something that is not Python, and cannot be put back from here
-        signal.signal(signal.SIGALRM, handler if handler is not None else signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, left, every)
+        signal.signal(signal.SIGALRM, handler)
+        if left:  # one that should have rung meanwhile rings now
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), AT_ONCE), every)
