@@ -12,7 +12,7 @@ from grpo.capabilities import Leaves, Measures, Plots
 from grpo.run import checkpoint, signals
 from grpo.run.budget import WINDOW
 from grpo.run.exhibits import exhibit
-from grpo.run.files import Row
+from grpo.run.files import UNFIT, FolderError, Row
 from grpo.run.films import StepFilms
 from grpo.run.folder import RunFolder, versions
 from grpo.run.memory import memory
@@ -89,7 +89,8 @@ class Session(Stepping):
         for row in folder.each_step():
             before.append(row)
             self._latest |= {name: value for name, value in row.items() if value is not None}
-        done = before[-1]["step"] if before else 0
+        self._row = before[-1] if before else {}
+        done = self._row.get("step", 0)
         if resume is False and (before or checkpoint.steps(folder)) and done != trainer.steps_done:
             held = f"{folder.path} already holds {done} steps, the trainer has done {trainer.steps_done}"
             raise checkpoint.CheckpointError(f"{held}; pass resume=True, or create another folder")
@@ -181,10 +182,10 @@ class Session(Stepping):
 
     @contextmanager
     def _thinning(self, step: int, what: str) -> Iterator[None]:
-        """A folder that cannot be thinned grows, and the run goes on."""
+        """A folder that cannot be thinned, or holds lines of somebody else's, grows, and the run goes on."""
         try:
             yield
-        except OSError as error:
+        except (OSError, FolderError) as error:
             self.folder.event(step, "not_thinned", f"{what} of older steps were not thinned: {error}")
 
     def tell(self, step: int, event: str, message: str) -> None:
@@ -227,7 +228,7 @@ class Session(Stepping):
 
             source = self.trainer.source
             draw(self.folder, source.panels if isinstance(source, Plots) else ())
-        except (ImportError, OSError, ValueError) as error:
+        except (ImportError, OSError, ValueError, FolderError) as error:
             self.folder.event(self.trainer.steps_done, "no_curve", f"curve.png was not drawn: {error}")
 
     def leave(self) -> None:
@@ -268,12 +269,19 @@ class Session(Stepping):
             self.trainer.steps_done,
             self.folder.path,
             path,
-            next(iter(deque(self.folder.each_step(), maxlen=1)), {}),
+            self._row,
             dict(self.folder.counts),
             time.perf_counter() - self._began,
-            time_split(row for row in self.folder.each_step("timing.jsonl") if row["step"] > self._first),
+            self._time_split(),
             self.why or self.saving.why,
         )
+
+    def _time_split(self) -> dict[str, float]:
+        """Of this process's steps; nothing where timing.jsonl holds a line that is not ours."""
+        try:
+            return time_split(row for row in self.folder.each_step("timing.jsonl") if row["step"] > self._first)
+        except (FolderError, *UNFIT):
+            return {}
 
     def _score(self, step: int) -> float | None:
         """The metric `best_by` of this very step, turned so that higher is better; None where it was not measured."""

@@ -88,3 +88,20 @@ def test_only_so_many_reports_are_handed_back():
     for _ in range(MOST + 5):
         told.enough(Report())
     assert len(told.reports) == MOST
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl"])
+@pytest.mark.parametrize("line", ['{"hello": 1}\n', "not JSON\n", '{"step": 3, "reward": "much"}\n'])
+def test_a_line_of_somebody_elses_does_not_end_a_run(name, line, tmp_path):
+    folder = make_folder(tmp_path / "run")
+
+    def intrude(report):
+        if report.step == 2:
+            with (folder.path / name).open("a") as file:
+                file.write(line)
+        return False
+
+    summary = run(make_trainer(), 9, folder, **OFTEN | {"stop": intrude, "curve": True})
+    assert (summary.reason, summary.step, summary.checkpoint.name) == ("done", 9, "step-00000009")
+    assert summary.events["not_thinned"] == 2 and summary.metrics["step"] == 9
+    assert line in (folder.path / name).read_text()
