@@ -14,6 +14,7 @@ from grpo.control.config import ControlConfig
 from grpo.control.source import ControlSource
 from grpo.dialects import translate
 from grpo.report import StepReport
+from grpo.run.start import MOST
 from grpo.trainer import Trainer
 
 DEFAULTS = {
@@ -70,7 +71,7 @@ def configured(given: Mapping[str, Any]) -> ControlConfig:
 
 
 class Reported:
-    """Before and after each step: the names under which the tutorial logs, and its list of whole episodes' returns."""
+    """Before and after each step: the names under which the tutorial logs, and its list of episodes' returns."""
 
     def __init__(self, source: ControlSource, ep_rewards: list[float]) -> None:
         self._source, self._ep_rewards = source, ep_rewards
@@ -82,6 +83,7 @@ class Reported:
         """After each step."""
         if self._source.windows is not None:
             self._ep_rewards += self._source.windows.returns
+            del self._ep_rewards[:-MOST]
         names = {"update": float(report.step - 1), "avg_reward": report.get("return")}
         report.metrics |= names | {"kl_divergence": report.get("kl")}
 

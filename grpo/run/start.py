@@ -27,7 +27,8 @@ from grpo.run.stepping import Summary
 from grpo.run.trackers import Tracker
 
 MOST = 10_000
-"""Reports that `train` returns at most, those of the last steps: a run may be longer than memory is large."""
+"""Reports that `train` returns at most, and returns of episodes in the tutorial's list, the last ones: a run may be
+longer than memory is large."""
 
 if TYPE_CHECKING:
     from grpo.run.trainer import Batches, GRPOTrainer

@@ -13,6 +13,7 @@ from grpo.bandit import make_trainer as make_bandit
 from grpo.control import GRPOTrainer, test
 from grpo.errors import ConfigError
 from grpo.run.open_trackers import found
+from grpo.run.start import MOST
 from grpo.run.trackers import TrackerError
 
 test.__test__ = False  # a function of the library, not one of ours
@@ -242,6 +243,13 @@ def test_its_attributes_can_be_read(parts):
     trainer.train(1, progress=None)
     assert len(trainer.ep_rewards) > 3 and all(reward >= 8 for reward in trainer.ep_rewards)
     assert sum(trainer.ep_rewards) <= 200
+
+
+def test_its_list_of_returns_is_of_the_last_episodes(parts):
+    trainer = GRPOTrainer(*parts, **WORDS)
+    trainer.ep_rewards += [0.0] * MOST
+    trainer.train(1, progress=None)
+    assert len(trainer.ep_rewards) == MOST and trainer.ep_rewards[-1] >= 8
 
 
 def test_what_is_not_there_names_what_is(parts):
