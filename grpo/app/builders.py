@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.app.settings import Layer, Resolved, flag_layer, layer, resolve
-from grpo.app.trust import expect_trusted
+from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
 from grpo.errors import SamplesFailed
@@ -157,12 +157,18 @@ def saved_settings(folder: RunFolder, *further: Layer, trust: bool = False, unus
     return resolved
 
 
+def _confirmed(path: Path) -> str:
+    """The flag that going on with a run will need, where its settings name code that has to be confirmed."""
+    folder = RunFolder.open(path)
+    return " --trust" if untrusted(saved_settings(folder, trust=True), folder.path) is not None else ""
+
+
 def _guarded(job: Callable[[], Summary]) -> int:
     """The job's exit code; what went wrong in one line."""
     try:
         summary = job()
-        if summary.reason in (PREEMPTED, INTERRUPTED):
-            print(f"go on with: grpo train --resume {summary.folder}")
+        if summary.reason in (PREEMPTED, INTERRUPTED) and summary.folder is not None:
+            print(f"go on with: grpo train --resume {summary.folder}{_confirmed(summary.folder)}")
         return summary.exit_code
     except (FolderError, TrackerError, ConfigError) as error:
         print(f"grpo: {told(error)}", file=sys.stderr)

@@ -4,7 +4,8 @@
     an environment class or id of an installed package             runs
     anything named on this command line, anything with --trust     runs
     what lies inside the folder, links included                    refused
-    other functions of installed packages and of Python itself     refused: `os:system` is one of them
+    other functions of installed packages and of Python itself     refused: `os:system` is one of them, and so is a file
+                                                                   of any Python installation on this machine
 
 The settings say of themselves where they name code: `GRPOConfig.named_code`. Where a name leads is found out without
 importing what is not installed.
@@ -13,6 +14,7 @@ importing what is not installed.
 from __future__ import annotations
 
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -32,9 +34,22 @@ OURS = (
 )  # fmt: skip
 """Functions of this library that presets name; its environments are classes."""
 
+_INSTALLED = re.compile(
+    r"/(site|dist)-packages/ | /lib(32|64)?/(.*/)?(python|pypy)\d[\d.]*t?/ | ^/usr/(lib(32|64)?|share)/", re.VERBOSE
+)
+"""Paths of any Python's own files, of packages, and of what a distribution brings along. People's own are elsewhere."""
+_NOT_LOOKED_AT = ("__main__", "antigravity", "this")
+"""Importing them does something."""
+
 
 def expect_trusted(resolved: Resolved, folder: Path, unused: Collection[str] = ()) -> None:
     """Refuse settings of a run folder that would run code which came with it; `unused`: those that will not be used."""
+    if (said := untrusted(resolved, folder, unused)) is not None:
+        raise ConfigError(said)
+
+
+def untrusted(resolved: Resolved, folder: Path, unused: Collection[str] = ()) -> str | None:
+    """What would have to be confirmed before these settings of a run folder are used; None: nothing."""
     source = folder / "config.json"
     why = {"name": _leads, "argument": _is_passed_on, "model": _brings}
     for code in resolved.config.named_code():
@@ -44,10 +59,11 @@ def expect_trusted(resolved: Resolved, folder: Path, unused: Collection[str] = (
             continue
         said = why[code.kind](code, folder)
         if said is not None:
-            raise ConfigError(
+            return (
                 f"{source}: {code.setting} names {code.word}, which {said}; it was not loaded. If you know where this "
                 "folder comes from and have read what it would run, add --trust (trust=True in Python)"
             )
+    return None
 
 
 def _is_passed_on(code: NamedCode, folder: Path) -> str:
@@ -63,8 +79,9 @@ def _brings(code: NamedCode, folder: Path) -> str | None:
 def _leads(code: NamedCode, folder: Path) -> str | None:
     """Where a word leads that must not be followed: into the folder, or to a function that was not made for this."""
     home, colon, name = code.word.rpartition(":")
-    if (home or code.word).endswith(".py"):
-        written = home or code.word
+    written = home or code.word
+    is_file = written.endswith(".py")
+    if is_file:
         module, places = "", [Path(written), Path(os.path.expanduser(written))]
     elif colon:
         module, places = home, list(_places(home))
@@ -73,12 +90,25 @@ def _leads(code: NamedCode, folder: Path) -> str | None:
     for place in places:
         if _inside(place, folder):
             return f"lies inside of this folder ({place})"
+    installed = (colon or is_file) and places and any(_is_installed(place) for place in places)
     if module.partition(".")[0] in (*sys.stdlib_module_names, "__main__"):
-        return "is a part of Python itself"
-    installed = colon and places and any(_inside(places[-1], library) for library in _libraries())
-    if installed and code.word not in OURS and not (module and _is_environment(module, name)):
-        return f"is a function of an installed package ({places[-1]})"
-    return None
+        said = "is a part of Python itself"
+    elif installed and code.word not in OURS and not (module and _is_environment(module, name)):
+        said = f"is a function of an installed package ({places[-1]})"
+    else:
+        return None
+    return None if code.setting == "env_kwargs" and _is_plain_text(module, name) else said
+
+
+def _is_plain_text(home: str, name: str) -> bool:
+    """Whether an environment's own word, `random:3`, `cuda:0` or `select:best`, only reads like one for code."""
+    if not home.isidentifier() or home in _NOT_LOOKED_AT:
+        return False
+    try:
+        module = import_module(home)
+        return not (name.isidentifier() and callable(getattr(module, name, None)))
+    except Exception:  # what cannot be looked at is taken for code
+        return False
 
 
 def _packages(word: str) -> list[str]:
@@ -140,6 +170,13 @@ def _same(one: Path, other: Path) -> bool:
         return os.path.samefile(one, other)
     except OSError:
         return False
+
+
+def _is_installed(place: Path) -> bool:
+    """Whether a file belongs to this or another Python, as it is written or where its links lead."""
+    ways = (os.path.abspath(place), str(place.resolve()))
+    known = any(_INSTALLED.search(Path(way).as_posix()) for way in ways)
+    return known or any(_inside(place, library) for library in _libraries())
 
 
 @cache

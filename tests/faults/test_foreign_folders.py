@@ -4,18 +4,20 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from grpo import cli
-from grpo.app import look, trust
+from grpo.app import builders, look, trust
 from grpo.config import ConfigError, GRPOConfig, NamedCode
 from grpo.control import ControlConfig
 from grpo.control import GRPOTrainer as ControlTrainer
 from grpo.language import GRPOTrainer, LanguageConfig
 from grpo.run.folder import RunFolder
+from grpo.run.stepping import Summary
 from grpo.worldmodel import WorldModelConfig
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
@@ -124,6 +126,7 @@ def test_links_are_followed_before_it_is_decided(tmp_path, marker, capsys):
         assert code == 2 and "--trust" in error and not marker.exists(), word
 
 
+WITH_ENVS = ("control", "worldmodel")
 GADGETS = [
     ("control", {"env": "os:system", "env_kwargs": {"command": "touch {here}/it"}}),
     ("control", {"env": "subprocess:run", "env_kwargs": {"args": ["touch", "{here}/it"]}}),
@@ -134,6 +137,16 @@ GADGETS = [
     ("control", {"env": "grpo.envs.pictures:drawn", "env_kwargs": {"id": "os:system"}}),
     ("control", {"env": "{library}:system"}),
     ("control", {"env": "__main__:main"}),
+    *((task, {"env": "{other}:getoutput", "env_kwargs": {"cmd": "touch {here}/it"}}) for task in WITH_ENVS),
+    ("control", {"env": "grpo.envs.pictures:drawn", "env_kwargs": {"id": "{other}:getoutput"}}),
+    ("control", {"env": "grpo.envs.pictures:drawn", "env_kwargs": {"id": "sys:exit"}}),
+    ("control", {"env": "/opt/conda/lib/python3.12/site-packages/torch/hub.py:load"}),
+    ("control", {"env": "/srv/x/Lib/site-packages/torch/hub.py:load"}),
+    ("control", {"env": "/usr/share/dh-python/dhpython/tools.py:execute"}),
+    ("control", {"warm_start": "{other}:getoutput"}),
+    ("worldmodel", {"reward": "{other}:getoutput"}),
+    ("language", PROMPTS | {"rewards": ["length"], "tools": ["{other}:getoutput"]}),
+    ("language", PROMPTS | {"environment": "{other}:Popen"}),
     ("language", PROMPTS | {"rewards": ["length"], "tools": ["os:system"]}),
     ("language", PROMPTS | {"environment": "subprocess:Popen"}),
     ("language", PROMPTS | {"rewards": ["length"], "trust_remote_code": True, "model": "{here}/model"}),
@@ -148,7 +161,11 @@ GADGETS = [
 
 @pytest.mark.parametrize(("task", "settings"), GADGETS, ids=str)
 def test_functions_that_were_not_made_for_it_are_not_called(task, settings, tmp_path, marker, capsys):
-    settings = json.loads(json.dumps(settings).replace("{library}", os.__file__))
+    other = tmp_path / "lib" / "python3.9" / "subprocess.py"  # another Python's
+    other.parent.mkdir(parents=True)
+    shutil.copy(subprocess.__file__, other)
+    told = json.dumps(settings).replace("{library}", os.__file__).replace("{other}", str(other))
+    settings = json.loads(told)
     run = sent(tmp_path / "run", task, marker, **settings)
     (run / "model").mkdir()
     doors = [["eval", str(run)], ["export", str(run)], ["train", "--resume", str(run)]]
@@ -156,6 +173,18 @@ def test_functions_that_were_not_made_for_it_are_not_called(task, settings, tmp_
         code, error = said(capsys, *words)
         assert code == 2 and "--trust" in error
     assert not marker.exists() and not (run / "it").exists()
+
+
+@pytest.mark.parametrize("word", ["{other}:getoutput", "{other}"])
+def test_a_reward_of_another_python_is_not_loaded(word, tmp_path, marker, capsys):
+    other = written(tmp_path / "usr" / "lib" / "python3.9" / "evil.py", marker)
+    (tmp_path / "linked").symlink_to(other.parent)
+    for place in (other, tmp_path / "linked" / "evil.py"):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        told = PROMPTS | {"rewards": ["length", word.replace("{other}", str(place))]}
+        run = sent(tmp_path / "run", "language", marker, **told)
+        code, error = said(capsys, "eval", str(run))
+        assert code == 2 and "--trust" in error and not marker.exists()
 
 
 # --- what must go on working ------------------------------------------------------------------------------------------
@@ -187,6 +216,12 @@ def test_a_run_of_ones_own_is_looked_at_and_gone_on_with(controlled, capsys):
     assert RunFolder.open(controlled / "run").metrics()[-1]["step"] == 2
 
 
+@pytest.mark.parametrize("word", ["random:3", "select:best", "cuda:0", "http://host", "torch:fast", "time:12:30"])
+def test_words_of_an_environment_are_no_code(word, tmp_path, marker, capsys):
+    run = sent(tmp_path / "run", "control", marker, env="CartPole-v1", env_kwargs={"policy": word})
+    assert "has no checkpoint yet" in said(capsys, "eval", str(run))[1]
+
+
 def test_what_is_confirmed_runs(controlled, tmp_path, marker, capsys):
     run = tmp_path / "run"
     shutil.copytree(controlled / "run", run)
@@ -199,6 +234,16 @@ def test_what_is_confirmed_runs(controlled, tmp_path, marker, capsys):
     loaded_again()
     look.trained(run, trust=True)[0].source.close()
     assert marker.exists()
+
+
+@pytest.mark.parametrize(("inside", "flag"), [(True, " --trust"), (False, "")])
+def test_what_is_said_at_the_end_goes_on(inside, flag, tmp_path, marker, capsys, monkeypatch):
+    """Where the folder's settings will have to be confirmed, the command that is printed confirms them."""
+    env = "{here}/evil.py:Env" if inside else f"{written(tmp_path / 'mine' / 'walk.py', marker)}:Env"
+    run = sent(tmp_path / "run", "control", marker, env=env)
+    monkeypatch.setattr(builders, "_run", lambda *_, **__: Summary("preempted", 1, run, None))
+    cli.main(["train", "--resume", str(run), "--trust"])
+    assert capsys.readouterr().out == f"go on with: grpo train --resume {run}{flag}\n"
 
 
 def test_what_was_named_on_this_command_line_runs(tmp_path, marker, capsys):
@@ -258,11 +303,12 @@ def test_presets_name_nothing_that_would_have_to_be_confirmed():
 
 def test_every_setting_that_may_name_code_says_so():
     """A setting whose description speaks of file.py:name, or of code, is among those that are looked at."""
-    own = {"env", "env_kwargs", "warm_start", "rewards", "tools", "environment"}
+    own = {"env", "env_kwargs", "warm_start", "reward", "rewards", "tools", "environment"}
     for config in (GRPOConfig, ControlConfig, WorldModelConfig, LanguageConfig):
         speaks = {name for name, field in config.model_fields.items()
                   if any(word in (field.description or "") for word in (".py:", "module:"))}  # fmt: skip
         assert speaks <= own, config
     made = ControlConfig(env="a:b", env_kwargs={"id": ["c:d", {"e": "f:g"}]}, warm_start="h:i")
     assert [code.word for code in made.named_code()] == ["a:b", "c:d", "f:g", "h:i"]
-    assert list(WorldModelConfig(env="a:b").named_code()) == [NamedCode("env", "a:b")]
+    named = list(WorldModelConfig(env="a:b", reward="c:d").named_code())
+    assert named[0] == NamedCode("env", "a:b") and NamedCode("reward", "c:d") in named
