@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from grpo.app.settings import Layer, Resolved, flag_layer, layer, resolve
+from grpo.app.settings import COMMAND_LINE, Layer, Resolved, flag_layer, layer, resolve
 from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
@@ -19,6 +19,7 @@ from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
 from grpo.run.progress import told
+from grpo.run.redaction import hidden_in
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.stepping import Summary
 from grpo.run.trackers import TrackerError
@@ -135,6 +136,7 @@ def resume(path: Path, flags: Sequence[tuple[str, str]], trust: bool = False) ->
         if "logdir" in flagged.run:
             raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
         resolved = saved_settings(folder, flagged, trust=trust)
+        _expect_given_again(resolved, folder)
         return _run(resolved, _named(resolved), folder, resume=True)
 
     return _guarded(go_on)
@@ -155,6 +157,18 @@ def saved_settings(folder: RunFolder, *further: Layer, trust: bool = False, unus
     if not trust:
         expect_trusted(resolved, folder.path, unused)
     return resolved
+
+
+def _expect_given_again(resolved: Resolved, folder: RunFolder) -> None:
+    """Refuse to go on with what stands in the place of a secret, where another value was meant."""
+    given = dict(resolved.config) | {f"run.{name}": value for name, value in resolved.run if name != "logdir"}
+    for name, value in given.items():
+        where = hidden_in(value, name)
+        if where is not None and not resolved.origins.get(name, "").startswith(COMMAND_LINE):
+            raise ConfigError(
+                f"{folder.path / 'config.json'}: {where} was taken for a secret and not kept; give {name} again on the "
+                f"command line, whole: --{name.replace('_', '-')} …"
+            )
 
 
 def _confirmed(path: Path) -> str:

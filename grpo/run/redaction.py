@@ -1,9 +1,11 @@
 """Secrets taken out of everything a run writes or sends: by the name of a setting, by the look of a value, by what the
 environment holds under such a name.
 
-A name is a secret's by its words: `password` anywhere, `key`, `pass`, `pat`, `pw` or `token` at its end, unless the one
-before says that it is none (`sort_key`, `eos_token`), or the last one that it is about a secret (`password_file`). What
-is a path is none: it must still be found when the run goes on.
+A name is a secret's by its words: `password` anywhere, `key`, `pass`, `pat` or `token` at its end behind a word that
+says whose (`hf_token`, but neither `door_key` nor `eos_token`), unless the last one says that it is about a secret
+(`password_file`). A number or the place of its use at the end changes nothing (`GITHUB_TOKEN_PROD_2`). Under any other
+`…_key` only what looks random is one; numbers, yes and no never are. What is a path is none: it must still be found
+when the run goes on.
 """
 
 from __future__ import annotations
@@ -31,23 +33,34 @@ _ANYWHERE = {
     "credential", "credentials",
 }  # fmt: skip
 _PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key"), ("account", "key")}
-_LAST = {"auth", "authorization", "bearer", "cookie", "cookies", "jwt", "pass", "pw", "pwd", "pat", "token"}
-_LAST_OF_SEVERAL = {"key", "keys", "pat"}
+_LAST = {"auth", "authorization", "bearer", "cookie", "cookies", "jwt", "pw", "pwd"}
+_OPENING = {"key", "keys", "pass", "pat", "token"}
+"""Secrets where the word before says whose; alone, `pass` and `token` are."""
+_WHOSE = {
+    "access", "account", "admin", "anthropic", "api", "auth", "aws", "azure", "bearer", "bitbucket", "bot",
+    "client", "cloudflare", "cohere", "comet", "csrf", "databricks", "datadog", "deepl", "deepseek", "deploy",
+    "discord", "docker", "encryption", "fireworks", "gcp", "gemini", "gh", "git", "github", "gitlab", "google",
+    "groq", "heroku", "hf", "hub", "huggingface", "kaggle", "langsmith", "license", "login", "master", "mistral",
+    "mlflow", "neptune", "ngrok", "notion", "npm", "nvidia", "oauth", "openai", "openrouter", "perplexity",
+    "personal", "private", "pypi", "refresh", "replicate", "runpod", "secret", "sendgrid", "sentry", "service",
+    "session", "signing", "slack", "ssh", "stripe", "swanlab", "telegram", "together", "twilio", "vault", "wandb",
+    "webhook", "xai",
+}  # fmt: skip
+_WHOSE_PASS = {
+    "database", "db", "ftp", "mail", "mongo", "my", "mysql", "pg", "postgres", "proxy", "redis", "root", "smtp",
+    "sql", "sudo", "user",
+}  # fmt: skip
+"""`redis_pass` opens a door, a `redis_key` is a name in it."""
+_AFTER = {
+    "prod", "production", "dev", "development", "live", "test", "testing", "staging", "stage", "read", "write",
+    "readonly", "ro", "rw", "default", "old", "backup", "local", "ci",
+}  # fmt: skip
+"""Behind a secret's name these say where it is used."""
 _GLUED = re.compile(
     r"(password|passwd|passphrase|secret|(?<!de)token|(db|ssh|pg|my|sql|root|user|ftp|smtp|redis)pass"
     r"|(api|access|secret|private|auth|ssh|account|client)keys?)$"
 )
 """PGPASSWORD, authtoken, SSHPASS, ACCESSKEY."""
-_PLAIN = {
-    # `eos_token` names a piece of text, `hf_token` opens a door.
-    "token": "pad eos bos unk sep cls mask stop start end image video audio per think first last next new special tool"
-    " begin extra prompt decoder eot sot boi eoi forced placeholder reasoning detoken",
-    "key": "sort group cache primary foreign partition public column row dict json map metric reward prompt answer obs"
-    " observation observations state action info render image images pixel pixels goal data dataset index item object"
-    " field feature label target input output text message messages content role id name hash lookup join unique hot"
-    " short arrow left right up down any query kv metrics per value attention order by on",
-    "pass": "forward backward one two single multi first second by high low band all render pre post min max per",
-}
 _PLURAL = {"access", "api", "auth", "bearer", "bot", "github", "hf", "hub", "refresh", "session"}
 """`access_tokens` are secrets; `max_tokens` are counted."""
 _ABOUT = {
@@ -66,19 +79,47 @@ def names_a_secret(name: str) -> bool:
     words = _words(name)
     if not words or name in _PLACES or words[-1] in _ABOUT:
         return False
-    last, before = words[-1], "".join(_words(name.rpartition(".")[2])[-2:-1])
-    if _ANYWHERE & set(words) or (last == "tokens" and before in _PLURAL):
+    last, before = words[-1], "".join(words[-2:-1])
+    if _ANYWHERE & set(words) or any(pair in _PAIRS for pair in pairwise(words)):
         return True
-    if any(pair in _PAIRS for pair in pairwise(words)):
-        return True
-    if before in _PLAIN.get({"keys": "key"}.get(last, last), "").split():
-        return False
-    return last in _LAST or (bool(before) and last in _LAST_OF_SEVERAL) or bool(_GLUED.search(last))
+    if last == "tokens":
+        return before in _PLURAL
+    if last in _OPENING:
+        alone = len(_words(name.rpartition(".")[2])) == 1 and (last == "token" or name.lower().endswith("pass"))
+        return alone or before in _WHOSE or (last == "pass" and before in _WHOSE_PASS)
+    return last in _LAST or bool(_GLUED.search(last)) or (before in _OPENING and last in _WHOSE)
+
+
+@lru_cache(4096)
+def _may_name_one(name: str) -> bool:
+    """Whether a secret may stand under a name that others use too: `my_key`. Its value tells."""
+    words = _words(name)
+    return len(words) > 1 and (words[-1] in _OPENING or (words[-1] == "mode" and bool(_ANYWHERE & set(words))))
+
+
+def _tells(name: str, value: Any) -> bool:
+    """Whether a secret stands under this name."""
+    return names_a_secret(name) or (isinstance(value, str) and _may_name_one(name) and _looks_random(value))
+
+
+def _looks_random(value: str) -> bool:
+    """Letters and digits in turn, as people do not write."""
+    turns = re.findall(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])", value[:200])
+    return len(turns) >= 4 and bool(re.fullmatch(r"[\w+/=.-]{16,}", value))
+
+
+def _is_plain(value: str) -> bool:
+    """Words alone, or numbers alone."""
+    return not (re.search("[A-Za-z]", value) and re.search("[0-9]", value))
 
 
 def _words(name: str) -> list[str]:
+    """Its words in lower case, without what a number or the place of its use adds at the end."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
-    return [word for word in re.split(r"[^A-Za-z0-9]+", spaced.lower()) if word]
+    words = [word for word in re.split(r"[^A-Za-z0-9]+", spaced.lower()) if word]
+    while len(words) > 1 and (words[-1] in _AFTER or re.fullmatch(r"v?\d+", words[-1])):
+        words.pop()
+    return [*words[:-1], words[-1].rstrip("0123456789") or words[-1]] if words else []
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -87,12 +128,19 @@ _LOOKS = re.compile(
     r"""
       sk-[A-Za-z0-9_-]{16,} | hf_[A-Za-z0-9]{16,} | gh[pousr]_[A-Za-z0-9]{16,} | github_pat_\w{16,}
     | glpat-[\w-]{16,} | xox[abprs]-[\w-]{10,} | AKIA[0-9A-Z]{16} | AIza[\w-]{30,} | wandb_v1_\w{16,}
-    | eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+ | (?<=[Bb]earer\ )\S{8,} | (?<=[Bb]asic\ )[A-Za-z0-9+/=]{8,}
+    | (?<![\w-])eyJ[\w-]{8,20000}\.eyJ[\w-]{8,20000}\.[\w-]+
+    | (?<=[Bb]earer\ )\S{8,} | (?<=[Bb]asic\ )[A-Za-z0-9+/=]{8,}
     | -----BEGIN[A-Z ]*PRIVATE\ KEY-----.*?(?:-----END[A-Z ]*PRIVATE\ KEY-----|\Z)
     """,
     re.VERBOSE | re.DOTALL,
 )
-_USER = re.compile(r"(?<=://)(?:[^/\s:@\"']*:[^/\s\"']+|(?<=https://)[^/\s@\"']{8,}|(?<=http://)[^/\s@\"']{8,})(?=@)")
+_USER = re.compile(
+    r"""(?<=://)(?:
+      [^/\s:@"']*:[^/\s"']+ | [^/\s:@"']*:(?!\d+/)[^\s"'@]{1,200}
+    | (?<=https://)[^/\s@"']{8,} | (?<=http://)[^/\s@"']{8,}
+    )(?=@)""",
+    re.VERBOSE,
+)
 """Name and password in an address, or the token that stands there alone."""
 _QUERY = re.compile(r"(^|[?&;#\s])([A-Za-z_][\w.\-]*)=([^&;#\s\"'<>\\]+)")
 _IN_A_QUERY = {"key", "sig", "signature"}
@@ -114,7 +162,7 @@ def _in_text(text: str) -> str:
 def _asks(mark: str, name: str, value: str) -> bool:
     """Whether `?name=value` tells a secret."""
     in_a_query = mark in ("?", "&") and (name.lower() in _IN_A_QUERY or name.lower().endswith("-signature"))
-    return (in_a_query or names_a_secret(name)) and not _is_place(value)
+    return (in_a_query or _tells(name, value)) and not _is_place(value)
 
 
 def _carried(text: str) -> Iterable[str]:
@@ -129,16 +177,41 @@ def _carried(text: str) -> Iterable[str]:
 # --- a run's own ------------------------------------------------------------------------------------------------------
 
 
+def same_but_hidden(before: Any, now: Any) -> bool:
+    """Whether two values agree wherever the first still says something: a secret may be another one."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return before.keys() == now.keys() and all(same_but_hidden(before[key], now[key]) for key in before)
+    if isinstance(before, list) and isinstance(now, list):
+        return len(before) == len(now) and all(map(same_but_hidden, before, now))
+    if before == HIDDEN:
+        return True
+    if isinstance(before, str) and HIDDEN in before and isinstance(now, str):
+        return re.fullmatch(".*".join(map(re.escape, before.split(HIDDEN))), now, re.DOTALL) is not None
+    return bool(before == now)
+
+
+def hidden_in(tree: Any, where: str = "") -> str | None:
+    """Where in a tree of settings a secret was taken out; None: nowhere."""
+    if isinstance(tree, Mapping):
+        found = (hidden_in(value, f"{where}.{key}" if where else str(key)) for key, value in tree.items())
+    elif isinstance(tree, list | tuple):
+        found = (hidden_in(value, f"{where}[{i}]") for i, value in enumerate(tree))
+    else:
+        return where if isinstance(tree, str) and HIDDEN in tree else None
+    return next((place for place in found if place is not None), None)
+
+
 class Redactor:
     """Knows the secrets of one run and takes them out of text and trees of settings."""
 
     def __init__(self, config: Any = None, argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> None:
         self._known: list[str] = []
         self.learn(_variables(environ or {}))
+        self._keep(value for name, value in (environ or {}).items() if _may_name_one(name) and not _is_plain(value))
         self.learn(config)
         self._keep(value for _, value in _argv_secrets(argv))
         self._keep(value for word in argv for value in _carried(word))
-        self._keep(value for word in argv for name, _, value in _SAID.findall(word) if names_a_secret(name))
+        self._keep(value for word in argv for name, _, value in _SAID.findall(word) if _tells(name, value))
 
     def learn(self, config: Any) -> None:
         """Take note of the secrets in a tree of settings."""
@@ -154,7 +227,7 @@ class Redactor:
         """Nested dicts and lists with secrets replaced, by name of the key and by value."""
         if isinstance(tree, Mapping):
             return {
-                self.text(str(key)): self._hidden(value) if names_a_secret(str(key)) else self.tree(value)
+                self.text(str(key)): self._hidden(value) if _tells(str(key), value) else self.tree(value)
                 for key, value in tree.items()
             }
         if isinstance(tree, list | tuple):
@@ -168,12 +241,12 @@ class Redactor:
         return [self.text(_SAID.sub(_unsaid, word)) for word in cleaned]
 
     def _hidden(self, value: Any) -> Any:
-        """A value under a secret name, and all that lies in it; nothing, yes and no say nothing."""
+        """A value under a secret name, and all that lies in it; nothing, numbers, yes and no are kept."""
         if isinstance(value, Mapping):
             return {self.text(str(key)): self._hidden(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self._hidden(item) for item in value]
-        says_nothing = value is None or value == "" or isinstance(value, bool)
+        says_nothing = value is None or value == "" or isinstance(value, int | float)
         return value if says_nothing or (isinstance(value, str) and _is_place(value)) else HIDDEN
 
     def _keep(self, values: Iterable[str]) -> None:
@@ -205,18 +278,18 @@ def _secrets_of(tree: Any, under: bool = False) -> Iterable[str]:
     """Every value under a secret name, and what addresses carry."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _secrets_of(value, under or names_a_secret(str(key)))
+            yield from _secrets_of(value, under or _tells(str(key), value))
     elif isinstance(tree, list | tuple):
         for item in tree:
             yield from _secrets_of(item, under)
-    elif under and tree is not None and not isinstance(tree, bool):
+    elif under and tree is not None and not isinstance(tree, int | float):
         yield tree.decode(errors="replace") if isinstance(tree, bytes) else str(tree)
     elif isinstance(tree, str):
         yield from _carried(tree)
 
 
 def _unsaid(found: re.Match[str]) -> str:
-    secret = names_a_secret(found[1]) and found[3] not in ("true", "false") and not _is_place(found[3])
+    secret = _tells(found[1], found[3]) and found[3] not in ("true", "false") and not _is_place(found[3])
     return found[1] + found[2] + HIDDEN if secret else found[0]
 
 
@@ -225,13 +298,14 @@ def _argv_secrets(argv: Sequence[str]) -> Iterable[tuple[int, str]]:
     for i, word in enumerate(argv):
         parts = word.split("=")
         named = next(
-            (n for n, part in enumerate(parts[:-1], 1) if _NAME.fullmatch(part) and names_a_secret(part)), None
+            (n for n, part in enumerate(parts[:-1], 1) if _NAME.fullmatch(part) and _tells(part, "=".join(parts[n:]))),
+            None,
         )
         if named is not None:
             yield i, "=".join(parts[named:])
-        elif len(parts) == 1 and word.startswith("-") and names_a_secret(word):
+        elif len(parts) == 1 and word.startswith("-"):
             several = word.endswith("s")
             for place, value in enumerate(argv[i + 1 : None if several else i + 2], i + 1):
-                if value.startswith("--"):
+                if value.startswith("--") or not _tells(word, value):
                     break
                 yield place, value

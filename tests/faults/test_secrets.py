@@ -63,13 +63,13 @@ def test_planted_secrets_appear_in_nothing_that_a_model_leaves(tmp_path, planted
     planted.setenv("TELL", " ".join(PLANTED))
     words = ["train", "tiny-language", "--rewards", f"{tmp_path}/judge.py:talkative", "--eval-by", "talkative"]
     words += ["--groups-per-step", "1", "--groups-per-minibatch", "1", "--group-size", "2", "--warm-start-steps", "0"]
-    words += ["--chat-template-kwargs", json.dumps(SETTINGS), "--run.project", "https://me:planted-kk-11@host/x"]
-    words += ["--system-prompt", "see https://h/?token=planted-ll-12", "--num-iterations", "1", "--reward-workers", "1"]
+    secret = ["--chat-template-kwargs", json.dumps(SETTINGS), "--run.project", "https://me:planted-kk-11@host/x"]
+    secret += ["--system-prompt", "see https://h/?token=planted-ll-12"]
+    words += [*secret, "--num-iterations", "1", "--reward-workers", "1"]
     words += ["--run.logdir", str(tmp_path / "run"), "--run.failure-budget", "1", "--run.sample-every", "1"]
     words += ["--run.checkpoint-every", "1", "--preflight", "false", "--run.best-by", "reward"]
     assert commanded(planted, *words, "--run.steps", "2") == 0
-    planted.setenv("TELL", " ".join(PLANTED[:5]))  # those of the settings are gone: nobody has them here any more
-    assert commanded(planted, "train", "--resume", str(tmp_path / "run"), "--run.steps", "3") == 0
+    assert commanded(planted, "train", "--resume", str(tmp_path / "run"), *secret, "--run.steps", "3") == 0
     assert commanded(planted, "export", str(tmp_path / "run"), "--to", str(tmp_path / "model")) == 0
     run, files = tmp_path / "run", [path for path in tmp_path.rglob("*") if path.is_file()]
     for path in files:
@@ -99,6 +99,28 @@ def test_a_script_that_goes_on_knows_its_secrets(tmp_path, planted):
     assert any("[redacted]" in row["message"] for row in folder.events())
     for path in (tmp_path / "run").rglob("*"):
         expect_none(path.read_bytes() if path.is_file() else b"", path)
+
+
+def test_a_run_does_not_go_on_with_what_stands_for_a_secret(tmp_path, monkeypatch, capsys):
+    """Given again it goes on, also with another secret; ordinary settings that sound like one were kept."""
+    (tmp_path / "walk.py").write_text(WALK)
+    plain = {"num_keys": 3, "success_key": "won", "mlp_keys": "state|goal", "separator_token": "<sep>", "n_pass": "two"}
+    run = tmp_path / "run"
+    words = ["--env", f"{tmp_path}/walk.py:Env", "--group-size", "2", "--groups-per-step", "1", "--vector", "serial"]
+    words += ["--max-episode-steps", "5", "--video", "false", "--num-iterations", "1", "--hidden", "[4]"]
+    words += ["--eval-episodes", "2", "--run.steps", "1", "--run.logdir", str(run)]
+    given = json.dumps(plain | {"api_key": PLANTED[0]})
+    assert commanded(monkeypatch, "train", "cartpole", *words, "--env-kwargs", given) == 0
+    assert RunFolder.open(run).config["env_kwargs"] == plain | {"api_key": "[redacted]"}
+    capsys.readouterr()
+    more = ["train", "--resume", str(run), "--run.steps", "2"]
+    assert commanded(monkeypatch, *more) == 2
+    told = capsys.readouterr().err
+    assert f"{run}/config.json: env_kwargs.api_key was taken for a secret" in told and "--env-kwargs" in told
+    other = plain | {"num_keys": 4, "api_key": PLANTED[1]}
+    assert commanded(monkeypatch, *more, "--env-kwargs", json.dumps(other)) == 2
+    assert "num_keys: 3 → 4" in capsys.readouterr().err
+    assert commanded(monkeypatch, *more, "--env-kwargs", json.dumps(other | {"num_keys": 3})) == 0
 
 
 def test_a_path_below_the_working_folder_is_kept(tmp_path, monkeypatch, capsys):

@@ -9,7 +9,7 @@ from grpo.control import ControlConfig
 from grpo.language import LanguageConfig
 from grpo.recipes import column_types
 from grpo.run.config import RunConfig
-from grpo.run.redaction import Redactor, names_a_secret
+from grpo.run.redaction import Redactor, hidden_in, names_a_secret, same_but_hidden
 from grpo.worldmodel import WorldModelConfig
 
 
@@ -102,6 +102,8 @@ VARIABLES = """
     REDIS_PASSWORD SSHPASS SMTP_PASS FTP_PASSWD JWT_SECRET JWT SECRET_KEY_BASE DJANGO_SECRET_KEY STRIPE_SECRET
     SLACK_TOKEN MISTRAL_KEY DEEPL_AUTH_KEY SESSION_COOKIE VAULT_SECRET_ID NPM_TOKEN NPM_AUTHTOKEN KAGGLE_KEY ACCESSKEY
     ENCRYPTION_KEY GPG_PASSPHRASE API_KEYS REFRESH_TOKENS PROXY_AUTH MY_CREDENTIALS SIGNING_KEY accessToken clientSecret
+    PASSWORD2 SECRET1 API_KEY2 OPENAI_KEY2 GITHUB_TOKEN_2 GITHUB_TOKEN_PROD HF_TOKEN_READ DB_PASS_PROD STRIPE_KEY_LIVE
+    TOKEN_HF ADMIN_PASSWORD_MODE HF_TOKEN_V2 apiKey2 SOME_COMPANY_KEY ACME_TOKEN_DEV
 """
 PLACES = """
     PATH PWD OLDPWD HOME USER SHELL LANG TERM PYTHONPATH VIRTUAL_ENV TMPDIR EDITOR HOSTNAME KEYBOARD XDG_SESSION_TYPE
@@ -113,6 +115,7 @@ WORDS = """
     pass_at_k forward_pass compass keep_last sort_key group_key obs_key observation_key query_key primary_key prompt_key
     password_length token_type tokenizer monkey turkey secretary passenger spat path auth_mode auth_type top_k bypass
     use_cache stop_token image_token credentials_path num_tokens hub_model_id keys_seen task.key task.loss_type
+    num_keys success_key solution_key mlp_keys cnn_keys camera_key door_key separator_token n_pass pass_1 key_2
 """
 SECRET = "tr0ub4dor-and-3"
 
@@ -168,15 +171,50 @@ def test_settings_that_only_sound_like_secrets(name):
         {"pwd": SECRET},
         {"github_pat": SECRET},
         {"token": SECRET},
-        {"pin_password": 12345678},
+        {"GITHUB_TOKEN_2": SECRET},
+        {"db_pass_prod": SECRET},
+        {"smtp": {"pass": SECRET}},
+        {"my_key": f"9f8a7b6c5d4e3f2a{SECRET}"},
+        {"url": f"postgres://me:pa/{SECRET}@host/db"},
     ],
     ids=str,
 )
 def test_settings_that_hold_secrets(tree):
     for redactor in (Redactor(), Redactor(tree)):
         told = json.dumps(redactor.tree(tree))
-        assert SECRET not in told and "12345678" not in told and "dHIwdWI0" not in told and "[redacted]" in told
+        assert SECRET not in told and "dHIwdWI0" not in told and "[redacted]" in told
         assert "host" in told or "host" not in json.dumps(tree)  # the rest stays
+
+
+def test_numbers_and_answers_are_no_secrets():
+    config = {"api_keys": 3, "auth": True, "password": None, "secret": 0.5, "tokens": {"hf_token": 12345678}}
+    assert Redactor(config).tree({**config, "note": "12345678"}) == {**config, "note": "12345678"}
+
+
+@pytest.mark.parametrize("value", ["door", "blue-castle", "2026111512", "level-9"])
+def test_plain_words_of_a_variable_are_not_searched_for(value):
+    assert Redactor(environ={"DOOR_KEY": value}).text(f"{value} is shut") == f"{value} is shut"
+
+
+def test_addresses_that_hold_no_password_are_kept():
+    for text in ("http://host:8080/a@b", "https://host/a:b@c", "git@github.com:me/x.git", "see http://h:1/x, me@h"):
+        assert Redactor().text(text) == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["eyJ", "eyJaaaaaaaa.", "://a:", "a://b:c/", "sk-", "-----BEGIN ", "key=", "?a=", "Bearer "]
+)
+def test_long_text_is_read_once(piece):
+    """Quadratic work on 200 KB would take minutes."""
+    assert len(Redactor().text(piece * (200_000 // len(piece)))) > 5
+
+
+def test_what_was_hidden_may_be_another():
+    before = {"a": "[redacted]", "url": "redis://[redacted]@host/0", "b": [1, "[redacted]"]}
+    assert same_but_hidden(before, {"a": 3, "url": "redis://:new@host/0", "b": [1, "x"]})
+    assert not same_but_hidden(before, {"a": 3, "url": "redis://:new@other/0", "b": [1, "x"]})
+    assert not same_but_hidden(before, {"a": 3, "url": "redis://:new@host/0", "b": [2, "x"]})
+    assert hidden_in({"x": 1, "y": [{"z": "a [redacted]"}]}) == "y[0].z" and hidden_in({"x": 1}) is None
 
 
 def test_a_secret_of_an_address_is_known_without_it():
