@@ -78,7 +78,7 @@ def runs(tmp_path_factory, browser) -> Path:
     rewards = json.dumps([f"{HERE / 'rewards.py'}:{name}" for name in ("right", "thought")])
     words = ["--model", str(root / "model"), "--rewards", rewards, "--reward-workers", "1", "--run.name", "sums"]
     words += ["--run.steps", "40", "--run.sample_every", "10", "--groups-per-step", "4", "--group-size", "6"]
-    words += ["--num-iterations", "2", "--beta", "0.02", "--learning-rate", "0.001", "--max-completion-length", "40"]
+    words += ["--num-iterations", "3", "--beta", "0.02", "--learning-rate", "0.001", "--max-completion-length", "40"]
     words += ["--warm-start-steps", "60", "--warm-start-batch", "16", "--warm-start-learning-rate", "0.01"]
     train(str(root / "sums.jsonl"), *words)
     for seed in ("0", "1"):
