@@ -63,6 +63,12 @@ def towers():
     yield "(" * 15 + "9" + "^2)" * 15 + "^9999"
 
 
+def roots():
+    """Numbers that sympy would factor."""
+    for degree, power in ((3, 10000), (997, 10000), (97, 9000)):
+        yield rf"\sqrt[{degree}]{{3^{{{power}}}+2}}"
+
+
 def counted():
     """Factorials, binomials, sums and products that count far."""
     for n in ("1001", "99999", "9999999", "999999999999"):
@@ -174,5 +180,5 @@ def nests():
 
 def everything():
     """All of them, each once, as completions."""
-    found = [boxed(text) for kind in (powers, towers, counted, polynomials, nests) for text in kind()]
+    found = [boxed(text) for kind in (powers, towers, roots, counted, polynomials, nests) for text in kind()]
     return list(dict.fromkeys(found))

@@ -1,14 +1,15 @@
 """Hostile answers end as wrong: they never hang and are never run. (A hang inside C is killed: see test_workers.)"""
 
+import sys
 import time
 
 import pytest
 
 from grpo.language.preflight import check
-from grpo.language.rewards import Rewards, algebra
+from grpo.language.rewards import Rewards, algebra, maths
 from grpo.language.rewards.maths import Correctness, correctness, extract, same
 from grpo.workers import Pool
-from tests.faults.hostile_answers import everything
+from tests.faults.hostile_answers import everything, roots
 from tests.unit.language.test_preflight import completion, prompts
 from tests.unit.language.tiny import tiny_tokenizer
 
@@ -84,6 +85,65 @@ def test_numbers_that_are_too_large_are_never_worked_out(text, monkeypatch):
     monkeypatch.setattr("math_verify.verify", None)
     with pytest.raises(algebra.TooLarge, match="bits"):
         algebra.equal(text, "5")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference"),
+    [
+        (r"\frac{\binom{5}{2}}{2^5}", r"\frac{5}{16}"),
+        (r"\binom{10}{5}\cdot 2^{5}", "8064"),
+        (r"\binom{n}{2}^2", r"\left(\frac{n(n-1)}{2}\right)^2"),
+        (r"2^{3} {5 \choose 2}", "80"),
+        (r"\Gamma(5)^{2}", "576"),
+        (r"\gcd(123456, 7890) \cdot 2^2", "24"),
+        (r"3^{2^{5}}", "1853020188851841"),
+        (r"2^{2^{10}}", r"4^{2^{9}}"),
+        (r"x^2+" * 150 + "1", r"x^2+" * 150 + "1"),
+    ],
+)
+def test_the_bounds_leave_honest_answers_right(answer, reference):
+    assert maths.compare(answer, reference)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\binom{2^{99}}{2}",
+        r"\binom{99999}{2}",
+        r"{9^9 \choose 5}",
+        r"2^{\gcd(99999!, 7)}",
+        r"\Gamma(9999 \cdot 9999)",
+        r"\Gamma(\Gamma(99))",
+        r"\Gamma(\lfloor eeeeeeeeeeee \rfloor)",
+    ],
+)
+def test_arguments_that_count_too_far_are_never_worked_out(text):
+    assert algebra.refused(text) == "it counts too far"
+
+
+@pytest.mark.parametrize("text", list(roots()))
+def test_large_numbers_under_roots_are_never_factored(text, monkeypatch):
+    monkeypatch.setattr("math_verify.verify", None)
+    with pytest.raises(algebra.TooLarge, match="root"):
+        algebra.equal(text, "5")
+
+
+def test_the_time_limit_says_nothing_where_it_ends_a_generator(capsys, monkeypatch):
+    """What is raised while an object is put away goes nowhere but to standard error."""
+    monkeypatch.setattr("sys.unraisablehook", sys.__unraisablehook__)
+
+    def numbers():
+        try:
+            yield 1
+        finally:
+            for _ in range(100_000):
+                len("")
+
+    with pytest.raises(algebra.OutOfTime), algebra.at_most(0.001):
+        next(numbers())
+        while True:
+            len("")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_time_limit_outlives_whoever_catches_it():

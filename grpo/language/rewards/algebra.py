@@ -26,6 +26,10 @@ DEEPEST = 10
 """Levels of braces and brackets in an answer, and pairs of bars."""
 LARGEST_NUMBER = 2**15
 """Bits of a number once it is worked out: about 10,000 digits."""
+LARGEST_ROOT = 1_000
+"""Bits of a number under a root or a fractional power, which sympy factors."""
+MOST_DIGITS = 4
+"""Digits in an argument of a binomial or gamma function: it is at most 9,999."""
 LARGEST_SUM = 100_000
 """Terms of an expression once it is multiplied out."""
 PATIENCE = 2.0
@@ -87,8 +91,11 @@ def _latex(text: str) -> str:
 # --- how large it is ------------------------------------------------------------------------------------------------
 
 _UNDONE = re.compile(r"\\(?:i+nt|oint|sum|prod|lim|underbrace|bigcup|bigcap)(?![a-zA-Z])|[∑∏∫]")
-_AT_ONCE = re.compile(r"\\(?:[dt]?binom|choose|[gG]amma|gcd|lcm)(?![a-zA-Z])")
+_AT_ONCE = re.compile(r"\\(?:(?P<pair>[dt]?binom)|(?P<amid>choose)|(?P<one>[gG]amma)|gcd|lcm)(?![a-zA-Z])")
 """What is worked out while the tree is built."""
+_GROWS = re.compile(r"[\^!]|\*\*")
+_ROUNDS = re.compile(r"\\[lr]?(?:floor|ceil)|[⌊⌈]")
+_NO_GROWTH = re.compile(r"\\(?:[lr]?(?:floor|ceil)|[dtc]?frac|left|right|cdot|times)(?![a-zA-Z])")
 
 
 def refused(text: str) -> str:
@@ -103,9 +110,57 @@ def refused(text: str) -> str:
         return f"it is nested more than {DEEPEST} deep"
     if _UNDONE.search(text):
         return "it leaves a sum, product, limit or integral undone"
-    if _AT_ONCE.search(text) and re.search(r"\d{5}|\d\s*[!)}\]]\s*!|\d\s*!|\^", text):
+    if any(_far(found, text) for found in _AT_ONCE.finditer(text)):
         return "it counts too far"
     return ""
+
+
+def _far(found: re.Match[str], text: str) -> bool:
+    """Whether a function that is worked out at once may have too much to do, judged by its arguments alone."""
+    if found["amid"]:
+        arguments = _around(text, found.start(), found.end())
+    else:
+        arguments = _behind(text, found.end(), 2 if found["pair"] else 1)
+    if any(_GROWS.search(argument) for argument in arguments):
+        return True
+    return bool(found["pair"] or found["amid"] or found["one"]) and any(map(_unbounded, arguments))
+
+
+def _unbounded(argument: str) -> bool:
+    """Whether it may be over `MOST_DIGITS` digits; no product of numbers has more than they have together."""
+    counts = any(found["pair"] or found["amid"] or found["one"] for found in _AT_ONCE.finditer(argument))
+    digits = sum(character.isdigit() for character in argument)
+    rounds = _ROUNDS.search(argument) and re.search(r"[\\eπ]|pi", _NO_GROWTH.sub("", argument))
+    return counts or digits > MOST_DIGITS or bool(rounds)
+
+
+def _behind(text: str, begin: int, number: int) -> list[str]:
+    """The groups in braces or brackets that follow; where they do not, all that does."""
+    groups: list[str] = []
+    for _ in range(number):
+        opened = re.compile(r"(?:\s|\\left(?![a-zA-Z]))*[{(]").match(text, begin)
+        if opened is None:
+            return [*groups, text[begin:]]
+        end = opened.end() + _length(text[opened.end() :])
+        groups.append(text[opened.end() : end])
+        begin = end + 1
+    return groups
+
+
+def _around(text: str, begin: int, end: int) -> list[str]:
+    """What stands before and behind, up to the braces around both."""
+    mirrored = text[:begin][::-1].translate(str.maketrans("{}()[]", "}{)(]["))
+    return [text[begin - _length(mirrored) : begin], text[end : end + _length(text[end:])]]
+
+
+def _length(text: str) -> int:
+    """Characters up to where a group that is open ends."""
+    depth = 1
+    for i, character in enumerate(text):
+        depth += (character in "{([") - (character in "})]")
+        if depth == 0:
+            return i
+    return len(text)
 
 
 def _check_size(tree: Any) -> None:
@@ -120,6 +175,8 @@ def _size(tree: Any) -> tuple[float, float]:
     """At most so many bits, were its numbers worked out, and so many terms, were it multiplied out."""
     import sympy
 
+    if (whole := _whole(tree)) is not None:
+        return max(whole.bit_length(), 1), 1
     if isinstance(tree, sympy.Rational):
         return tree.p.bit_length() + tree.q.bit_length(), 1
     if isinstance(tree, sympy.MatrixBase):
@@ -131,6 +188,8 @@ def _size(tree: Any) -> tuple[float, float]:
         return getattr(tree, "_prec", 1), 1
     if isinstance(tree, sympy.Pow):
         times = _value(tree.exp)
+        if sizes[0][0] > LARGEST_ROOT and tree.exp.is_integer is not True:
+            raise TooLarge(f"it takes a root of a number of more than {LARGEST_ROOT} bits")
         return sizes[0][0] * times, _choices(times, sizes[0][1])
     if isinstance(tree, (sympy.factorial, sympy.factorial2, sympy.subfactorial)):
         return bits * _value(tree.args[0]), 1
@@ -141,10 +200,26 @@ def _size(tree: Any) -> tuple[float, float]:
     return bits, terms if isinstance(tree, sympy.Add) else max(terms for _, terms in sizes)
 
 
+def _whole(tree: Any) -> int | None:
+    """The integer that powers of small integers come to; None: something else, or too large to work out."""
+    import sympy
+
+    if isinstance(tree, sympy.Integer):
+        return int(tree)
+    if not isinstance(tree, sympy.Pow):
+        return None
+    base, times = _whole(tree.base), _whole(tree.exp)
+    if base is None or times is None or times < 0 or base.bit_length() * times > LARGEST_ROOT:
+        return None
+    return int(base**times)
+
+
 def _value(tree: Any) -> float:
     """At most so large, and at least 1."""
     import sympy
 
+    if (whole := _whole(tree)) is not None:
+        return float(min(max(abs(whole), 1), 10**300))
     if isinstance(tree, sympy.Rational):
         return float(min(max(-(-abs(tree.p) // tree.q), 1), 10**300))
     return 2.0 ** min(_size(tree)[0], 1000)
@@ -173,15 +248,28 @@ class OutOfTime(BaseException):
         self._again()
 
 
+class _Quiet:
+    """What is raised while Python puts a generator away is lost, and raised again at the next look: no word on it."""
+
+    def __init__(self, tell: Callable[[Any], Any]) -> None:
+        self._tell = tell
+
+    def __call__(self, what: Any) -> None:
+        if what.exc_type is not OutOfTime:
+            self._tell(what)
+
+
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raises OutOfTime once this thread has used so much CPU by a look at every thousandth call."""
+    """Raises OutOfTime once this thread has used so much CPU by a look at every twentieth call."""
+    if not isinstance(sys.unraisablehook, _Quiet):
+        sys.unraisablehook = _Quiet(sys.unraisablehook)
     end, calls, inside = time.thread_time() + seconds, 0, True
 
     def look(frame: Any, event: str, argument: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls % 1000 == 0 and time.thread_time() > end:
+        if calls % 20 == 0 and time.thread_time() > end:
             raise OutOfTime(watch)
 
     def watch() -> None:
