@@ -9,6 +9,7 @@ Only the template writes control tokens. Where a message holds the text of one (
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ MARK = "0MARK0"
 """Stands for an answer when only what the template puts around it is wanted."""
 QUOTE = "\ufdd0"
 """Around what is text and no control token; not a character, so that no text has it."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
+"""Roles that templates know; a tokenizer may have one as a token."""
 LONGEST_END = 8
 """Tokens that the end of a turn has at most."""
 TEMPLATE_REMEDY = "set tokenizer.chat_template, take an instruct model's tokenizer, or set skip_apply_chat_template"
@@ -45,11 +48,9 @@ class Chat:
         """Whether prompts go through a chat template; else the model gets bare text."""
         self._skip = skip
         self._told: set[str] = set()
-        added = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self._control_ids = {*added.values(), *tokenizer.all_special_ids}
-        words = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, words)) or "(?!)")
-        """The text of every special token, the longest first."""
+        self._control, self._control_ids = re.compile("(?!)"), frozenset[int]()
+        self._control, self._control_ids = self._control_tokens()
+        """The text of every control token, the longest first, and their ids."""
         self._marks, self._end = self._template_tokens() if self.templated else ((), "")
 
     def render(self, prompt: str | Sequence[Message]) -> tuple[list[int], str, list[Message] | None]:
@@ -82,14 +83,17 @@ class Chat:
         """Whether a prompt holds the text of control tokens, which is read as text."""
         if not self.templated or (isinstance(prompt, str) and self._looks_templated(prompt)):
             return False
-        return self._control.search(str(prompt)) is not None
+        if isinstance(prompt, str):
+            return self._control.search(prompt) is not None
+        return any(self._quoted(message) != message for message in prompt)
 
     def apply(self, messages: Sequence[Message], answer: bool) -> str:
         """The conversation as the template writes it; `answer`: up to where the assistant is to go on."""
+        quoted = [self._quoted(message) for message in messages]
         try:
             goes_on = answer and messages[-1].get("role") == "assistant"
             return self.tokenizer.apply_chat_template(
-                [self._quoted(message) for message in messages],
+                quoted,
                 tools=self.tools,
                 tokenize=False,
                 add_generation_prompt=answer and not goes_on,
@@ -127,20 +131,21 @@ class Chat:
         return ids
 
     def _quoted(self, message: Message) -> Message:
-        """The message with the text of control tokens marked as text."""
+        """The message with the text of control tokens marked as text, wherever it stands."""
+        role = message.get("role")
+        if role not in ROLES and (found := self._control.search(str(role))):
+            raise ConfigError(
+                f"a message has the role {role!r}, which holds the control token {found[0]}; take a role such as user"
+            )
+        return {name: value if name == "role" else self._marked(value) for name, value in message.items()}
 
-        def quoted(text: str) -> str:
-            return self._control.sub(lambda found: f"{QUOTE}{found[0]}{QUOTE}", unquoted(text))
-
-        content = message.get("content")
-        if isinstance(content, str):
-            return {**message, "content": quoted(content)}
-        if not isinstance(content, list | tuple):
-            return message
-        parts = [
-            {**p, "text": quoted(str(p["text"]))} if isinstance(p, Mapping) and "text" in p else p for p in content
-        ]
-        return {**message, "content": parts}
+    def _marked(self, value: Any) -> Any:
+        """What a message holds, with every text in it marked."""
+        if isinstance(value, str):
+            return self._control.sub(lambda found: f"{QUOTE}{found[0]}{QUOTE}", unquoted(value))
+        if isinstance(value, Mapping):
+            return {self._marked(name): self._marked(part) for name, part in value.items()}
+        return type(value)(self._marked(part) for part in value) if type(value) in (list, tuple) else value
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message], new: Sequence[Message]) -> list[int]:
         """What comes after a sampled answer `ids` to `messages`: the end of its turn, `new`, the assistant's header.
@@ -170,6 +175,27 @@ class Chat:
         """Text as ids behind other text: some tokenizers put a space before what begins a text."""
         head, whole = self.encode(MARK, bare=False), self.encode(MARK + text, bare=False)
         return whole[len(head) :] if whole[: len(head)] == head else self.encode(text, bare=False)
+
+    def _control_tokens(self) -> tuple[re.Pattern[str], frozenset[int]]:
+        """Special tokens that were added to the vocabulary, and those that the template writes.
+
+        Any other one may be a character that people write, as where `pad_token` is set to "!".
+        """
+        added = {str(token): i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        own = dict(zip(self.tokenizer.all_special_tokens, self.tokenizer.all_special_ids, strict=True))
+        written = self._written() if self.templated else ""
+        ids = {token: i for token, i in {**own, **added}.items() if token in written or (token in added and token[1:])}
+        words = sorted(ids, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, words)) or "(?!)"), frozenset(ids.values())
+
+    def _written(self) -> str:
+        """What the template writes around a question and its answer."""
+        question, answer = ({"role": role, "content": MARK} for role in ("user", "assistant"))
+        written = ""
+        for messages, goes_on in (([question], True), ([question, answer], False)):
+            with contextlib.suppress(ConfigError):  # a template that wants something else; the prompts will tell
+                written += self.apply(messages, goes_on).replace(MARK, " ")
+        return written
 
     def _template_tokens(self) -> tuple[tuple[str, ...], str]:
         """Special tokens that the template writes around a question, but for the one that begins a text (often <s>);

@@ -24,6 +24,8 @@ MOST_LISTED = 20
 BY_DATASETS = {".parquet": "parquet"}
 OURS = (".jsonl", ".json", ".csv")
 LONGEST_CELL = 1 << 30
+UNNAMED = "Unnamed: "
+"""Before the number of a CSV column without a name, such as the index that pandas writes; pandas reads it so."""
 BY_NUMBER = " row "
 """Between a file's name and a row's number, counted from 0 as everywhere; lines are counted from 1."""
 EXAMPLE = '{"prompt": "2 + 2 = ?", "answer": "4"}'
@@ -116,15 +118,20 @@ def _cells(text: str, path: Path) -> Rows:
     most = csv.field_size_limit(LONGEST_CELL)
     try:
         records = csv.reader(io.StringIO(text, newline=""), strict=True)
-        names = next(records)
+        header = next(records)
         line = records.line_num
-        if len(set(names)) < len(names) or not all(names):
+        names = [name or f"{UNNAMED}{i}" for i, name in enumerate(header)]
+        # a comma may end the first line alone
+        fewest = max(
+            (i for i, name in enumerate(header, 1) if name), default=len(header)
+        )  # a comma may end the first line alone
+        if len(set(names)) < len(names):
             raise ConfigError(
                 f"{path}:1: the first line names the columns, each once; it reads {','.join(names)[:200]}"
             )
         for cells in records:
             begin, line = line + 1, records.line_num  # a quoted cell may hold line breaks
-            if cells and len(cells) != len(names):
+            if cells and not fewest <= len(cells) <= len(names):
                 problems.append(
                     f"{path}:{begin}: {len(cells)} cells for the {len(names)} columns {', '.join(names)}; a comma "
                     'inside a cell needs quotes around the cell: "a, b"'
