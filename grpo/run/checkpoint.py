@@ -83,15 +83,24 @@ class Snapshot:
 
 
 def snapshot(
-    state: State, step: int, *, settings: Mapping[str, Any] | None = None, score: float | None = None
+    state: State,
+    step: int,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    score: float | None = None,
+    planned: bool = True,
 ) -> Snapshot:
-    """Bring to this side what must be kept. The arrays of `state` must be its own, as those of `trainer.state` are."""
+    """Bring to this side what must be kept. The arrays of `state` must be its own, as those of `trainer.state` are.
+
+    One that was not `planned` stays until the next, of any kind.
+    """
     check(state)
     kinds = {name: "torch" if isinstance(array, torch.Tensor) else "numpy" for name, array in state.arrays.items()}
     manifest = {
         "schema": SCHEMA,
         "step": step,
         "score": score,
+        "planned": planned,
         "versions": versions(),
         "fingerprint": fingerprint(settings or {}),
         "settings": settings or {},
@@ -110,7 +119,7 @@ def publish(
     """Write a checkpoint, then drop those nobody asked to keep.
 
     On any failure the older ones stay and the temporary folder is removed. `keep_last`: how many of the newest (None:
-    all); `keep_best`: how many with the highest `score` beside them.
+    all); `keep_best`: how many with the highest `score` beside them. One that was not planned is replaced by the next.
     """
     final = folder.checkpoints / f"step-{taken.step:08d}"
     temporary = folder.checkpoints / f"tmp-{final.name}"
@@ -268,7 +277,7 @@ def resume_point(
 
 def best(folder: RunFolder) -> Checkpoint | None:
     """The checkpoint with the highest score, the newest of equals; None where none has one."""
-    scored = [(score, path) for path in steps(folder) if isinstance(score := _score_of(path), int | float)]
+    scored = [(score, path) for path in steps(folder) if isinstance(score := _manifest(path).get("score"), int | float)]
     if not scored:
         return None
     return load(max(scored, key=lambda item: (item[0], item[1].name))[1])
@@ -408,25 +417,24 @@ def _remove(folder: RunFolder, name: str) -> None:
 
 
 def _retain(folder: RunFolder, keep_last: int | None, keep_best: int) -> None:
-    found = steps(folder)
-    if keep_last is None:
-        return
-    kept = set(found[-max(keep_last, 1) :])
-    if keep_best:
-        scores = [(_score_of(path), path) for path in found]
-        ranked = sorted((score, path) for score, path in scores if isinstance(score, int | float))
-        kept |= {path for _, path in ranked[-keep_best:]}
-    for path in found:
+    """Of those that were planned, the newest and the best; of the others none but the newest of all."""
+    found = [(path, _manifest(path)) for path in steps(folder)]
+    # Older ones do not say whether they were.
+    planned = [(path, manifest.get("score")) for path, manifest in found if manifest.get("planned") is not False]
+    ranked = sorted((score, path) for path, score in planned if isinstance(score, int | float))
+    kept = {path for path, _ in (planned if keep_last is None else planned[-max(keep_last, 1) :])}
+    kept |= {path for _, path in ranked[-keep_best:] if keep_best} | {path for path, _ in found[-1:]}
+    for path, _ in found:
         if path not in kept:
             _remove(folder, path.name)
 
 
-def _score_of(path: Path) -> Any:
-    """What the checkpoint was judged by; nothing where its manifest cannot be read."""
+def _manifest(path: Path) -> Row:
+    """What the checkpoint says of itself; nothing where that cannot be read."""
     try:
-        return read_json(path / "manifest.json").get("score")
+        return read_json(path / "manifest.json")
     except FolderError:
-        return None
+        return {}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -37,7 +37,7 @@ class RunConfig(Worded):
     """Steps between checkpoints; None: the last alone, which is always saved."""
     checkpoint_minutes: float | None = Field(10.0, ge=0)
     """Minutes without one after which a checkpoint is saved too, and so is the first step where the next would come
-    later than that; 0 or None: never. These are no candidates for the best."""
+    later than that; 0 or None: never. Each of these stays until the next checkpoint, and is not counted below."""
     keep_last: int | None = Field(2, ge=1)
     """Newest checkpoints that are kept; None: all."""
     keep_best: int = Field(1, ge=0)

@@ -200,15 +200,15 @@ class Session(Stepping):
     def save(self, last: bool = False, planned: bool = True) -> None:
         """A checkpoint of the step just done, published while training goes on; the last one before this returns.
 
-        One that was not planned is never the best: which one is must not depend on the clock.
+        One that was not planned stays until the next, and is never the best: what is kept must not depend on the clock.
         """
         with self.watch("checkpoint"):
             self.saving.settle()
             step = self.trainer.steps_done
             if self.saving.step == step or step == 0 or (self.reason is not None and not last):
                 return
-            state, score = self.trainer.state(), self._score(step) if planned else None
-            self.saving.save(checkpoint.snapshot(state, step, settings=self.settings, score=score), last)
+            how: dict[str, Any] = {"score": self._score(step) if planned else None, "planned": planned}
+            self.saving.save(checkpoint.snapshot(self.trainer.state(), step, settings=self.settings, **how), last)
 
     def __enter__(self) -> Session:
         return self

@@ -22,6 +22,18 @@ def test_killed_at_every_point_of_a_save(point, nth, forge, whole, tmp_path):
     assert not [left.name for left in (path / "checkpoints").iterdir() if left.name.startswith(("tmp", "aside"))]
 
 
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_every_point_of_a_save_by_time(point, forge, whole, tmp_path):
+    """Each step is saved; the eighth is not among the planned ones, nor is the one that it replaces."""
+    path, often = tmp_path / "run", {"checkpoint_minutes": 1e-9, "keep_last": None}
+    assert forge(path, hurt=[[point, 8, KILL]], options=often)["code"] == -KILL
+    assert forge(path, options=often)["code"] == 0
+    assert fingerprint(path) == whole[1]
+    assert sorted(left.name for left in (path / "checkpoints").iterdir()) == [
+        "latest", *(f"step-{step:08d}" for step in (3, 6, 9, 12))
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_killed_at_random_moments(seed, forge, whole, tmp_path):
     path, moment = tmp_path / "run", whole[2] * random.Random(seed).random()

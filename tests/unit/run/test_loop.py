@@ -14,6 +14,7 @@ from grpo.run.checkpoint import CheckpointError, fingerprint
 from grpo.run.folder import RunFolder
 from grpo.run.lock import Busy, locked
 from grpo.seeding import derive, seed_all
+from tests.faults import tiny
 from tests.faults.tiny import QUICK, make_folder, make_trainer, run, train
 
 
@@ -257,11 +258,21 @@ class Clock:
         self.now += self._step * (point == "step")
 
 
-def _saved_at(path, seconds_a_step, **options):
-    clock = Clock(seconds_a_step)
-    at = {"clock": clock, "at": clock.passes, "keep_last": None}
-    train(path, 9, **at | options)
+def _kept(path):
     return sorted(int(found.name.removeprefix("step-")) for found in (path / "checkpoints").glob("step-*"))
+
+
+def _saved_at(path, seconds_a_step, **options):
+    """The steps that were saved, whether they are still there or not."""
+    clock, saved = Clock(seconds_a_step), []
+
+    def at(point):
+        clock.passes(point)
+        if point == "pointer":
+            saved.append(int((path / "checkpoints" / "latest").read_text().strip().removeprefix("step-")))
+
+    train(path, 9, **{"clock": clock, "at": at, "keep_last": None} | options)
+    return saved
 
 
 @pytest.mark.parametrize(
@@ -284,6 +295,41 @@ def test_checkpoints_by_the_clock(seconds, options, expected, tmp_path):
 def test_checkpoints_by_the_clock_change_nothing_else(tmp_path):
     """Nor which one is the best, though every step is saved here."""
     best = {"checkpoint_every": 4, "keep_best": 1, "keep_last": 1}
-    assert _saved_at(tmp_path / "slow", 700, **best) == _saved_at(tmp_path / "quick", 0, **best)
+    assert _saved_at(tmp_path / "slow", 700, **best) == list(range(1, 10))
+    assert _saved_at(tmp_path / "quick", 0, **best) == [4, 8, 9]
+    assert _kept(tmp_path / "slow") == _kept(tmp_path / "quick")
     files = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("slow", "quick")]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    "keep_last, after_seven, expected",
+    [(None, [2, 4, 6, 7], [2, 4, 6, 8, 9]), (3, [2, 4, 6, 7], [6, 8, 9]), (1, [6, 7], [9])],
+)
+def test_checkpoints_by_the_clock_neither_stay_nor_push_out_planned_ones(keep_last, after_seven, expected, tmp_path):
+    """Also where the run is cut in between, and goes on from one of them."""
+    often, clock = {"checkpoint_every": 2, "keep_last": keep_last}, Clock(700)
+
+    def cut(point):
+        clock.passes(point)
+        if point == "step" and clock.now > 7 * 700:
+            raise KeyError(point)
+
+    _saved_at(tmp_path / "whole", 700, **often)
+    with pytest.raises(KeyError):
+        train(tmp_path / "cut", 9, clock=clock, at=cut, **often)
+    assert _kept(tmp_path / "cut") == after_seven
+    assert train(tmp_path / "cut", 9, **often)[0].reason == "done"
+    assert _kept(tmp_path / "cut") == _kept(tmp_path / "whole") == expected
+    assert tiny.fingerprint(tmp_path / "cut") == tiny.fingerprint(tmp_path / "whole")
+
+
+def test_a_checkpoint_that_does_not_say_whether_it_was_planned_was(tmp_path):
+    often = {"checkpoint_every": 2, "keep_last": None}
+    train(tmp_path / "run", 4, **often)
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*/manifest.json"):
+        manifest = json.loads(path.read_text())
+        del manifest["self"], manifest["planned"]
+        path.write_text(json.dumps(manifest | {"self": fingerprint(manifest)}))
+    train(tmp_path / "run", 6, **often)
+    assert _kept(tmp_path / "run") == [2, 4, 6]
