@@ -137,7 +137,7 @@ def resume(path: Path, flags: Sequence[tuple[str, str]], trust: bool = False) ->
             raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
         resolved = saved_settings(folder, flagged, trust=trust)
         _expect_given_again(resolved, folder)
-        return _run(resolved, _named(resolved), folder, resume=True)
+        return _run(resolved, door.as_before(_named(resolved), folder), folder, resume=True)
 
     return _guarded(go_on)
 

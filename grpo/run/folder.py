@@ -247,30 +247,41 @@ class RunFolder:
             if (named := _SAMPLES.fullmatch(name)) and int(named[1]) > step:
                 remove_inside(self.path, f"samples/{name}")
 
-    def thin_lines(self, now: int, keep: int, evaluate_every: int | None) -> None:
-        """Let lines of older steps go, but for every so many; evaluations are counted by themselves."""
+    def thin_lines(self, now: int, keep: int, evaluate_every: int | None) -> int:
+        """Let lines of older steps go, but for every so many; evaluations are counted by themselves. How many went."""
 
         def stay(row: Row) -> bool:
             judged = any(name.startswith("eval/") for name in row)
             return stays(row["step"], now, (evaluate_every if judged else None) or 1, keep)
 
         self.close()
-        self._sift(stay)
+        return self._sift(stay)
 
-    def thin_samples(self, now: int, every: int, keep: int) -> None:
-        """Let groups of older steps go, but for every so many, and those of which there are films."""
+    def thin_samples(self, now: int, every: int, keep: int) -> int:
+        """Let groups of older steps go, but for every so many, and those of which there are films. How many went."""
         filmed = self.film_steps()
-        for step in self.sample_steps():
-            if not stays(step, now, every, keep) and step not in filmed:
-                for suffix in (".jsonl", ".npz"):  # in this order: a listed step is complete
-                    remove_inside(self.path, f"samples/step-{step:08d}{suffix}")
+        going = [step for step in self.sample_steps() if not stays(step, now, every, keep) and step not in filmed]
+        for step in going:
+            for suffix in (".jsonl", ".npz"):  # in this order: a listed step is complete
+                remove_inside(self.path, f"samples/step-{step:08d}{suffix}")
+        return len(going)
 
-    def _sift(self, stay: Callable[[Row], bool]) -> None:
-        """Rewrite the files that have a line a step, line by line: they may be long."""
+    def _sift(self, stay: Callable[[Row], bool]) -> int:
+        """Rewrite the files that have a line a step, line by line: they may be long. How many lines went."""
+        gone = 0
+
+        def staying(name: str) -> Iterator[bytes]:
+            nonlocal gone
+            for row in self.each_step(name):
+                if stay(row):
+                    yield dumps(row).encode()
+                else:
+                    gone += 1
+
         for name in ("metrics.jsonl", "timing.jsonl"):
             if (self.path / name).exists():
-                lines = (dumps(row).encode() for row in self.each_step(name) if stay(row))
-                write_inside(self.path, name, lambda file, lines=lines: file.writelines(lines))
+                write_inside(self.path, name, lambda file, name=name: file.writelines(staying(name)))
+        return gone
 
     def sync(self) -> None:
         """Wait until the lines written so far are on the disk: a checkpoint must not be newer than its metrics."""

@@ -172,13 +172,18 @@ class Session(Stepping):
     def thin_samples(self, step: int, every: int, keep: int) -> None:
         """Groups of older steps, but for every so many, go."""
         with self._thinning(step, "samples"):
-            self.folder.thin_samples(step, every, keep)
+            self._thinned(step, "samples", self.folder.thin_samples(step, every, keep), f"run.keep_samples={keep}")
 
     def thin_lines(self, step: int, keep: int, evaluate_every: int | None) -> None:
         """Lines of older steps, but for every so many, go; a save, which waits for lines to be on the disk, first."""
         self.saving.settle()
         with self._thinning(step, "lines"):
-            self.folder.thin_lines(step, keep, evaluate_every)
+            self._thinned(step, "lines", self.folder.thin_lines(step, keep, evaluate_every), f"run.keep_metrics={keep}")
+
+    def _thinned(self, step: int, what: str, gone: int, setting: str) -> None:
+        """Said the first time that something has gone: it does not come back."""
+        if gone and not self.folder.counts[name := f"{what}_thinned"]:
+            self.folder.event(step, name, f"{gone} {what} of older steps went ({setting}; None: all stay)")
 
     @contextmanager
     def _thinning(self, step: int, what: str) -> Iterator[None]:

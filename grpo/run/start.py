@@ -20,6 +20,7 @@ from grpo.errors import SamplesFailed
 from grpo.report import StepReport
 from grpo.run import open_trackers
 from grpo.run.config import ENDLESS, RunConfig
+from grpo.run.dialect import run_config
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
 from grpo.run.progress import Progress
@@ -89,6 +90,14 @@ def create(
     return RunFolder.create(path, task=task, config=document, created=created, seed=seed, argv=argv)
 
 
+def as_before(how: RunConfig, folder: RunFolder) -> RunConfig:
+    """A run that is gone on with is thinned as it was, unless asked otherwise; one older than thinning not at all."""
+    saved = folder.config.get("run")
+    plan = saved if isinstance(saved, dict) else {}
+    unsaid = {name for name in ("keep_samples", "keep_metrics") if name not in how.model_fields_set}
+    return how.model_copy(update=run_config({name: plan.get(name) for name in unsaid}).model_dump(include=unsaid))
+
+
 def discard_unbegun(folder: RunFolder) -> None:
     """Remove the folder of a run that failed before its first step: there is nothing to keep."""
     if not (folder.path / "metrics.jsonl").exists():
@@ -123,8 +132,10 @@ def train(
     if kept or trainer.always_kept:
         document = _document(trainer, how)
         place, resumed = _place(trainer, how, document, folder, resume)
-        if resumed and how.name is None and (called := _called(place)) not in (None, trainer.run_name):
-            how = how.model_copy(update={"name": called})
+        if resumed:
+            how = as_before(how, place)
+            if how.name is None and (called := _called(place)) not in (None, trainer.run_name):
+                how = how.model_copy(update={"name": called})
             document = _document(trainer, how)
     try:
         told_too = [*trackers, *_open(how)]

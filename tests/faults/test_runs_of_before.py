@@ -30,6 +30,8 @@ def test_a_run_of_before_goes_on_with_its_numbers(name, tmp_path, capsys):
     before, then = lines(run / "metrics.jsonl"), lines(run / "then.jsonl")
     assert main(["train", "--resume", str(run), "--run.steps", str(len(before) + len(then))]) == 0, capsys.readouterr()
     after = lines(run / "metrics.jsonl")
+    plan = json.loads((run / "config.json").read_text())["run"]
+    assert (plan["keep_samples"], plan["keep_metrics"]) == (None, None)  # it knew of no thinning: all is kept
     assert after[: len(before)] == before
     for now, was in zip(after[len(before) :], then, strict=True):
         assert set(was) <= set(now)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from grpo.run.config import RunConfig
 from grpo.run.folder import MANY, RunFolder
-from grpo.run.start import MOST, Told
+from grpo.run.start import MOST, Told, as_before
 from grpo.run.thinning import due, stays
 from tests.faults.tiny import QUICK, make_folder, make_trainer, run
 
@@ -105,3 +106,39 @@ def test_a_line_of_somebody_elses_does_not_end_a_run(name, line, tmp_path):
     assert (summary.reason, summary.step, summary.checkpoint.name) == ("done", 9, "step-00000009")
     assert summary.events["not_thinned"] == 2 and summary.metrics["step"] == 9
     assert line in (folder.path / name).read_text()
+
+
+def test_the_first_thing_that_goes_is_told(tmp_path):
+    folder = make_folder(tmp_path / "run")
+    summary = run(make_trainer(), 40, folder, **OFTEN)
+    assert (summary.events["lines_thinned"], summary.events["samples_thinned"]) == (1, 1)
+    told = {row["event"]: row for row in folder.events() if row["event"].endswith("_thinned")}
+    assert told["lines_thinned"]["step"] == 8
+    assert "run.keep_metrics=8; None: all stay" in told["lines_thinned"]["message"]
+    assert told["samples_thinned"]["step"] == 6
+
+
+def test_a_run_that_is_older_than_thinning_keeps_all_unless_asked(tmp_path):
+    folder, now = make_folder(tmp_path / "run"), RunConfig(steps=3)
+    for plan, expected in (
+        (None, (None, None)),
+        ({"steps": 2}, (None, None)),
+        ({"keep_samples": 7, "keep_metrics": None}, (7, None)),
+        ({"keep_samples": 500, "keep_metrics": 20_000}, (500, 20_000)),
+    ):
+        folder.write_config({"run": plan})
+        how = as_before(now, folder)
+        assert (how.keep_samples, how.keep_metrics, how.steps) == (*expected, 3)
+    folder.write_config({"run": {}})
+    assert as_before(RunConfig(keep_metrics=1000), folder).plan()["keep_metrics"] == 1000
+
+
+def test_a_script_that_goes_on_with_an_older_run_lets_nothing_go(tmp_path):
+    make_trainer().train(steps=1, folder=tmp_path / "run", progress=None)
+    document = RunFolder.open(tmp_path / "run").config
+    assert (document["run"].pop("keep_samples"), document["run"].pop("keep_metrics")) == (500, 20_000)
+    RunFolder.open(tmp_path / "run").write_config(document)
+    for steps in (2, 3):
+        make_trainer().train(steps=steps, folder=tmp_path / "run", progress=None)
+        plan = RunFolder.open(tmp_path / "run").config["run"]
+        assert (plan["steps"], plan["keep_samples"], plan["keep_metrics"]) == (steps, None, None)
