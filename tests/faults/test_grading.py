@@ -98,7 +98,6 @@ def test_numbers_that_are_too_large_are_never_worked_out(text, monkeypatch):
         (r"\gcd(123456, 7890) \cdot 2^2", "24"),
         (r"3^{2^{5}}", "1853020188851841"),
         (r"2^{2^{10}}", r"4^{2^{9}}"),
-        (r"x^2+" * 150 + "1", r"x^2+" * 150 + "1"),
     ],
 )
 def test_the_bounds_leave_honest_answers_right(answer, reference):
