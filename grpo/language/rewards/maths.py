@@ -145,10 +145,10 @@ def compare(answer: str, reference: str) -> bool:
     answer = answer.strip()
     if not answer or not reference:
         return False
-    if max(len(answer), len(reference)) > LONGEST:
-        raise TooLarge(f"it is longer than {LONGEST} characters")
     if answer == reference:
         return True
+    if max(len(answer), len(reference)) > LONGEST:
+        raise TooLarge(f"it is longer than {LONGEST} characters")
     mine, theirs = _tidy(answer), _tidy(reference)
     if mine.casefold() == theirs.casefold():
         return bool(mine)

@@ -149,9 +149,13 @@ WRONG = [
     (r"\frac{", "5"),
     (r"}}}{{{", "5"),
     ("__import__('os').getcwd()", "5"),
-    ("9" * 501, "9" * 501),
+    ("9" * 501, "9" * 500 + "8"),
     (r"\sum_{k=1}^{10} k", "55"),
 ]
+
+
+def test_the_same_text_is_right_however_long_it_is():
+    assert same("9" * 501, "9" * 501)
 
 
 @pytest.mark.parametrize("answer, reference", RIGHT)
