@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.app.coming_from import SYSTEMS, markdown
+from grpo.app.explain import settings_text
 from grpo.app.settings import preset_names
 from grpo.language.compat import trl
 from grpo.recipes import table_markdown
@@ -21,6 +22,16 @@ Every row is one published variant, written as a choice on each axis of the algo
 `grpo/recipes.py` by `docs/make_pages.py`; `grpo presets --recipes` prints the same rows.
 
 {table}
+"""
+
+WORLDMODEL = """\
+# World-model settings
+
+What `grpo train worldmodel --settings` prints: every setting, its default and its meaning.
+
+```text
+{text}
+```
 """
 
 CONTROL = """\
@@ -248,6 +259,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "recipes.md": RECIPES.format(table=table_markdown().strip()),
         DOCS / "control_presets.md": control(),
+        DOCS / "worldmodel_settings.md": WORLDMODEL.format(text=settings_text("worldmodel").rstrip()),
         DOCS / "trl.md": fields(),
         DOCS / "speed.md": speed(),
         DOCS / "gsm8k.md": gsm8k(),
