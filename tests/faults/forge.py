@@ -96,6 +96,7 @@ def serve() -> None:
     from tests.faults.tiny import train
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite under nohup would hand its deafness on
     with tempfile.TemporaryDirectory() as warm:  # torch loads much of itself with the first optimizer step
         train(Path(warm) / "run", 1)
     for line in sys.stdin:
