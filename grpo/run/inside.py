@@ -15,22 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-FOLDERS = ("samples", "checkpoints", "replay", "model", "tensorboard")
-"""What a run folder has below it that is ours."""
+FOLDERS = ("samples", "checkpoints", "replay", "model", "tensorboard", "additional_chat_templates")
+"""What a run folder or a model's has below it that is ours."""
+NAMES = ("lock", "wandb")
+"""What else must be no link; what a tracker links inside of its own folder is its own affair."""
 WRITTEN = (
-    ".json",
-    ".jsonl",
-    ".png",
-    ".mp4",
-    ".onnx",
-    ".html",
-    ".safetensors",
-    ".bin",
-    ".jinja",
-    ".md",
-    ".txt",
-    ".model",
-)
+    ".json", ".jsonl", ".png", ".mp4", ".onnx", ".html",
+    ".safetensors", ".bin", ".jinja", ".md", ".txt", ".model", ".py",
+)  # fmt: skip
 """Endings of the files that are written: of a run, and of a saved model."""
 _NOT_OURS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR)
 """What opening a link, or something that is no regular file, ends with."""
@@ -54,8 +46,8 @@ def expect_no_links(root: Path) -> None:
         within = waiting.pop()
         with os.scandir(within) as entries:
             for entry in entries:
-                ours = within != root or entry.name in (*FOLDERS, "lock")
-                if entry.is_symlink() and (ours or entry.name.endswith(WRITTEN)):
+                ours = within != root or entry.name in FOLDERS
+                if entry.is_symlink() and (ours or entry.name in NAMES or entry.name.endswith(WRITTEN)):
                     raise FolderError(
                         f"{entry.path} is a link to {os.readlink(entry.path)}, and what is written through it would "
                         "change that place; put the file or folder itself there (only the whole folder may be a link)"

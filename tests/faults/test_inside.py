@@ -46,7 +46,16 @@ FILES = (
     "lock", "events.jsonl", "metrics.jsonl", "timing.jsonl", "status.json", "config.json", "curve.png",
     "checkpoints/latest", "samples/step-00000005.jsonl", "checkpoints/step-00000012/state.json", "model/README.md",
 )  # fmt: skip
-FOLDERS = ("checkpoints", "samples", "checkpoints/tmp-x", "checkpoints/step-00000012", "model", "tensorboard", "replay")
+FOLDERS = (
+    "checkpoints",
+    "samples",
+    "checkpoints/tmp-x",
+    "checkpoints/step-00000012",
+    "model",
+    "tensorboard",
+    "replay",
+    "wandb",
+)
 
 
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])

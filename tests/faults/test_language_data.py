@@ -218,7 +218,8 @@ def test_cells_of_a_csv_file_stay_the_text_they_are(tmp_path):
         ),
         ('prompt,answer\n"a\nb",1\nc\n', ":4: 1 cells for the 2 columns"),
         ("prompt,prompt\na,1\n", ":1: the first line names the columns, each once"),
-        ("prompt,answer,\na\n", ":2: 1 cells for the 3 columns"),
+        ("prompt,answer,\na\n", ":2: 1 cells for the 2 columns"),
+        ("prompt,answer,\nAdd 1, 2,3\n", ":2: 3 cells for the 2 columns"),
         ('prompt,answer\na,1\nb,"2\n', ":3: unexpected end of data"),
         ("", ": the file is empty"),
     ],
@@ -230,7 +231,7 @@ def test_a_csv_row_that_does_not_fit_its_columns_is_named_by_its_line(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "text", [",prompt,answer\n0,a,1\n", "prompt,answer,\na,1\n", "prompt,answer,\na,1,\n", "prompt,,answer,\na,x,1,y\n"]
+    "text", [",prompt,answer\n0,a,1\n", "prompt,answer,\na,1\n", "prompt,answer,\na,1,\n", "prompt,,answer,\na,x,1,\n"]
 )
 def test_a_csv_column_without_a_name_is_named_by_its_place(tmp_path, text):
     """As pandas writes its index, and spreadsheets a comma too many."""

@@ -200,6 +200,8 @@ def test_sampling_is_said_as_its_own_engine_takes_it():
     [
         ({"temprature": 1.0}, 'no argument temprature; did you mean "temperature"'),
         ({"generation_config": {"num_beams": 4}}, r"generation_config\.num_beams=4 is not done here: .*one token at a"),
+        ({"presence_penalty": 1.0}, "presence_penalty=1.0 is not done here"),
+        ({"max_length": 64}, "max_length=64 is not done here: .*max_new_tokens"),
         ({"generation_config": {"top_kk": 4}}, r'no argument generation_config\.top_kk; did you mean "top_k"'),
         ({"generation_config": 3}, "a mapping or a record, got 3"),
         ({"partition_axis": "dp"}, "one process"),

@@ -39,11 +39,14 @@ NOT_DONE = {
     "forced_eos_token_id": _LIKELIEST,
     "min_length": _LIKELIEST,
     "min_new_tokens": _LIKELIEST,
+    "max_length": "it counts the prompt too; give max_new_tokens",
 }
 """Its words that are not done here, each with why; a value that asks for nothing may stand there."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {"num_beams": (1,), "length_penalty": (1.0,), "max_length": (20,)}
+"""Values that ask for nothing, besides None and 0; 20 is what a configuration holds where nobody set it."""
 NOT_READ = (
     "do_sample", "inference_name", "report_metrics", "streaming_chunks", "pad_token_id", "bos_token_id", "eos_token_id",
-    "max_length", "use_cache", "transformers_version",
+    "use_cache", "transformers_version",
 )  # fmt: skip
 """Its words that change no number here: ids are the tokenizer's, nothing is compiled in chunks."""
 BLOCKS = ("generation_config", "sampling_params")
@@ -80,7 +83,7 @@ class vInference:  # the name its users know
                     f"{place}do_sample=False gives a group of equal answers, which teach nothing; leave it out"
                 )
             elif word in NOT_DONE:
-                if value not in (None, 0, 1, 1.0, False, [], ()):
+                if value not in (None, 0, False, [], (), *NEUTRAL.get(word, ())):
                     raise ConfigError(f"{place}{word}={value!r} is not done here: {NOT_DONE[word]}")
             elif word in NAMES:
                 if value is not None:

@@ -121,19 +121,17 @@ def _cells(text: str, path: Path) -> Rows:
         header = next(records)
         line = records.line_num
         names = [name or f"{UNNAMED}{i}" for i, name in enumerate(header)]
-        # a comma may end the first line alone
-        fewest = max(
-            (i for i, name in enumerate(header, 1) if name), default=len(header)
-        )  # a comma may end the first line alone
+        # A comma may end the first line alone: what stands below it must be empty.
+        fewest = max((i for i, name in enumerate(header, 1) if name), default=len(header))
         if len(set(names)) < len(names):
             raise ConfigError(
                 f"{path}:1: the first line names the columns, each once; it reads {','.join(names)[:200]}"
             )
         for cells in records:
             begin, line = line + 1, records.line_num  # a quoted cell may hold line breaks
-            if cells and not fewest <= len(cells) <= len(names):
+            if cells and (not fewest <= len(cells) <= len(names) or any(cells[fewest:])):
                 problems.append(
-                    f"{path}:{begin}: {len(cells)} cells for the {len(names)} columns {', '.join(names)}; a comma "
+                    f"{path}:{begin}: {len(cells)} cells for the {fewest} columns {', '.join(names[:fewest])}; a comma "
                     'inside a cell needs quotes around the cell: "a, b"'
                 )
             if cells:
