@@ -103,14 +103,19 @@ def _tells(name: str, value: Any) -> bool:
 
 
 def _looks_random(value: str) -> bool:
-    """Letters and digits in turn, as people do not write."""
-    turns = re.findall(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])", value[:200])
-    return len(turns) >= 4 and bool(re.fullmatch(r"[\w+/=.-]{16,}", value))
+    """Whether a setting is written as people do not write."""
+    return _takes_turns(value) and bool(re.fullmatch(r"[\w+/=.-]{16,}", value))
 
 
-def _is_plain(value: str) -> bool:
-    """Words alone, or numbers alone."""
-    return not (re.search("[A-Za-z]", value) and re.search("[0-9]", value))
+def _may_be_one(value: str) -> bool:
+    """The same of a variable, of any length; `gsm8k-main` and `Qwen2.5-0.5B` are names."""
+    unbroken = re.search("[A-Za-z0-9]{20}", value) and re.search("[A-Za-z]", value) and re.search("[0-9]", value)
+    return _takes_turns(value) or bool(unbroken)
+
+
+def _takes_turns(value: str) -> bool:
+    """Letters and digits in turn."""
+    return len(re.findall(r"[A-Za-z](?=[0-9])|[0-9](?=[A-Za-z])", value[:200])) >= 4
 
 
 def _words(name: str) -> list[str]:
@@ -145,6 +150,7 @@ _USER = re.compile(
 _QUERY = re.compile(r"(^|[?&;#\s])([A-Za-z_][\w.\-]*)=([^&;#\s\"'<>\\]+)")
 _IN_A_QUERY = {"key", "sig", "signature"}
 """Names that are secrets behind ? and &, and elsewhere not."""
+_SENT = re.compile(r"(?:[Bb]earer|[Bb]asic) " + re.escape(HIDDEN))
 _NAME = re.compile(r"-{0,2}[A-Za-z_][\w.\-]*")
 _SAID = re.compile(r"""([A-Za-z_][\w.\-]*)(["']?\s*=\s*["']?|["']\s*:\s*["']?|:\s+["']?)([^\s"',{}\[\]&]+)""")
 """`name=value`, `name: value` and `"name":"value"`, inside a word of a command line."""
@@ -186,8 +192,22 @@ def same_but_hidden(before: Any, now: Any) -> bool:
     if before == HIDDEN:
         return True
     if isinstance(before, str) and HIDDEN in before and isinstance(now, str):
-        return re.fullmatch(".*".join(map(re.escape, before.split(HIDDEN))), now, re.DOTALL) is not None
+        return _in_order(before.split(HIDDEN), now)
     return bool(before == now)
+
+
+def _in_order(parts: list[str], text: str) -> bool:
+    """Whether a text begins with the first part, ends with the last and holds the others between them, in order."""
+    first, *others, last = parts
+    at, end = len(first), len(text) - len(last)
+    if at > end or not text.startswith(first) or not text.endswith(last):
+        return False
+    for part in others:
+        found = text.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 def hidden_in(tree: Any, where: str = "") -> str | None:
@@ -197,8 +217,17 @@ def hidden_in(tree: Any, where: str = "") -> str | None:
     elif isinstance(tree, list | tuple):
         found = (hidden_in(value, f"{where}[{i}]") for i, value in enumerate(tree))
     else:
-        return where if isinstance(tree, str) and HIDDEN in tree else None
+        return where if isinstance(tree, str) and _stands_for_one(where, tree) else None
     return next((place for place in found if place is not None), None)
+
+
+def _stands_for_one(name: str, text: str) -> bool:
+    """Whether the mark in a text was put there; "replace names with [redacted]" is a prompt that somebody wrote."""
+    if HIDDEN not in text:
+        return False
+    in_an_address = any("://" in word and HIDDEN in word for word in text.split())
+    named = any(HIDDEN in value and _asks(mark, key, value) for mark, key, value in _QUERY.findall(text))
+    return text == HIDDEN or names_a_secret(name) or in_an_address or named or bool(_SENT.search(text))
 
 
 class Redactor:
@@ -207,7 +236,7 @@ class Redactor:
     def __init__(self, config: Any = None, argv: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> None:
         self._known: list[str] = []
         self.learn(_variables(environ or {}))
-        self._keep(value for name, value in (environ or {}).items() if _may_name_one(name) and not _is_plain(value))
+        self._keep(value for name, value in (environ or {}).items() if _may_name_one(name) and _may_be_one(value))
         self.learn(config)
         self._keep(value for _, value in _argv_secrets(argv))
         self._keep(value for word in argv for value in _carried(word))

@@ -191,9 +191,16 @@ def test_numbers_and_answers_are_no_secrets():
     assert Redactor(config).tree({**config, "note": "12345678"}) == {**config, "note": "12345678"}
 
 
-@pytest.mark.parametrize("value", ["door", "blue-castle", "2026111512", "level-9"])
+@pytest.mark.parametrize(
+    "value", ["door", "blue-castle", "2026111512", "level-9", "gsm8k-main", "Qwen2.5-0.5B", "Llama-3.2-1B-Instruct"]
+)
 def test_plain_words_of_a_variable_are_not_searched_for(value):
     assert Redactor(environ={"DOOR_KEY": value}).text(f"{value} is shut") == f"{value} is shut"
+
+
+@pytest.mark.parametrize("value", ["9f8a7b6c", "Xkcdqwepoirhjasdkj3q"])
+def test_random_values_of_a_variable_are(value):
+    assert Redactor(environ={"DOOR_KEY": value}).text(f"401 for {value}") == "401 for [redacted]"
 
 
 def test_addresses_that_hold_no_password_are_kept():
@@ -214,7 +221,31 @@ def test_what_was_hidden_may_be_another():
     assert same_but_hidden(before, {"a": 3, "url": "redis://:new@host/0", "b": [1, "x"]})
     assert not same_but_hidden(before, {"a": 3, "url": "redis://:new@other/0", "b": [1, "x"]})
     assert not same_but_hidden(before, {"a": 3, "url": "redis://:new@host/0", "b": [2, "x"]})
-    assert hidden_in({"x": 1, "y": [{"z": "a [redacted]"}]}) == "y[0].z" and hidden_in({"x": 1}) is None
+    assert hidden_in({"x": 1, "y": [{"z": "[redacted]"}]}) == "y[0].z" and hidden_in({"x": 1}) is None
+
+
+def test_many_hidden_parts_are_compared_in_one_pass():
+    """Trying every way to share the text out among them would never end."""
+    assert same_but_hidden("a [redacted]b[redacted] c", "a 1b2 c") and not same_but_hidden("ab[redacted]b", "ab")
+    assert not same_but_hidden("[redacted]b[redacted]a[redacted]", "ab")
+    before, now = "a[redacted]" * 20_000, "a" * 100_000
+    assert same_but_hidden(before, now) and not same_but_hidden(before + "ba[redacted]", now)
+
+
+@pytest.mark.parametrize(
+    ("tree", "where"),
+    [
+        ({"system_prompt": "replace names with [redacted], see https://host/rules"}, None),
+        ({"prompts": ["name=[redacted]"]}, None),
+        ({"url": "redis://[redacted]@host/0"}, "url"),
+        ({"system_prompt": "see https://h/?token=[redacted]"}, "system_prompt"),
+        ({"dsn": "Server=host;Password=[redacted];Database=x"}, "dsn"),
+        ({"headers": ["Authorization: Bearer [redacted]"]}, "headers[0]"),
+        ({"judge": {"api_keys": ["a [redacted]"]}}, "judge.api_keys[0]"),
+    ],
+)
+def test_a_text_about_the_mark_is_no_secret_that_was_taken_out(tree, where):
+    assert hidden_in(tree) == where
 
 
 def test_a_secret_of_an_address_is_known_without_it():
