@@ -14,8 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PINS, LOCK = ROOT / "constraints.txt", ROOT / "constraints.lock"
 INDEX = "https://pypi.org/simple"
-# PyTorch's builds for one device (+cpu, +cu130) are not on that index: you name the place that they come from.
-UNLISTED = re.compile(r"torch-[\d.]+\+\w+-")
+# PyTorch's builds for one kind of device are not on that index: you name the place that they come from.
+UNLISTED = re.compile(r"torch-[\d.]+\+(cpu|cu\d+|rocm[\d.]+|xpu)-")
 # PyTorch has files for these alone, and `make` runs on no Windows.
 PLATFORM = re.compile(r"any$|manylinux.*_(x86_64|aarch64)|macosx.*_(arm64|universal2)")
 
@@ -46,13 +46,20 @@ def install(args: list[str], lock: Path = LOCK) -> None:
 
 
 def check(files: list[Path], lock: Path) -> None:
-    """Refuse all of the files if one has a hash that the lock does not list."""
+    """Refuse all of the files if one has a hash that the lock does not list, or that TORCH_SHA256 denies."""
     known = set(re.findall(r"--hash=sha256:(\w{64})", lock.read_text()))
     for file in files:
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         if digest not in known and UNLISTED.match(file.name):
-            print(f"{file.name}: taken as it came, {lock.name} lists no builds for one device (sha256:{digest})")
+            expected = os.environ.get("TORCH_SHA256")
+            if expected and digest != expected.lower():
+                raise SystemExit(f"{file.name}: TORCH_SHA256 is {expected}, this is {digest}; nothing is installed")
+            if not expected:
+                print(
+                    f"{file.name}: its hash is NOT checked, {lock.name} lists no builds for one kind of device; set "
+                    f"TORCH_SHA256 to check it (this file: {digest})"
+                )
         elif digest not in known:
             raise SystemExit(
                 f"{file.name}: {lock.name} does not list sha256:{digest}; nothing is installed. If its version "

@@ -52,19 +52,29 @@ def test_a_file_with_another_hash_is_refused(wheel, tmp_path):
     SCRIPT["check"]([wheel], lock)
 
 
-def test_only_torch_s_builds_for_one_device_are_taken_unlisted(tmp_path, capsys):
+def test_only_torch_s_builds_for_one_device_are_taken_unlisted(tmp_path, capsys, monkeypatch):
     lock = tmp_path / "constraints.lock"
     lock.write_text("")
     names = [
         "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl",
+        "torch-2.13.0+rocm7.1-cp311-cp311-manylinux_2_28_x86_64.whl",
         "torch-2.13.0-cp311-cp311-any.whl",
+        "torch-2.13.0+mine-cp311-cp311-any.whl",
+        "torch-2.13.0+cpu2-cp311-cp311-any.whl",
         "numpy-2.4.6+cpu-a-b-c.whl",
     ]
     files = [tmp_path / name for name in names]
     for file in files:
         file.write_bytes(b"")
+    monkeypatch.delenv("TORCH_SHA256", raising=False)
+    SCRIPT["check"](files[:2], lock)
+    assert "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl: its hash is NOT checked" in capsys.readouterr().out
+    monkeypatch.setenv("TORCH_SHA256", hashlib.sha256(b"").hexdigest().upper())
     SCRIPT["check"](files[:1], lock)
-    assert "torch-2.13.0+cpu" in capsys.readouterr().out
-    for file in files[1:]:
+    assert not capsys.readouterr().out
+    monkeypatch.setenv("TORCH_SHA256", "0" * 64)
+    with pytest.raises(SystemExit, match="TORCH_SHA256 is 0000"):
+        SCRIPT["check"](files[:1], lock)
+    for file in files[2:]:
         with pytest.raises(SystemExit, match="does not list sha256"):
             SCRIPT["check"]([file], lock)
