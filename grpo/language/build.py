@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from grpo.config import ConfigError
-from grpo.language.config import LanguageConfig
+from grpo.language.config import ONLY_WHOLE, LanguageConfig
 from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.data.columns import AUTO
 from grpo.language.data.prompts import Prompts, load
@@ -20,7 +20,7 @@ from grpo.language.engines import Tokens
 from grpo.language.engines.choose import make_engine
 from grpo.language.engines.inline import context_of
 from grpo.language.model import loading, reference
-from grpo.language.model.adapters import with_adapter
+from grpo.language.model.adapters import is_adapted, with_adapter
 from grpo.language.model.optimizer import RoundedAdamW
 from grpo.language.rewards import Rewards
 from grpo.language.scoring.policy import LanguagePolicy
@@ -65,6 +65,8 @@ class Parts:
 def build(config: LanguageConfig, given: Given) -> Parts:
     """Model, adapter, policy, data, rewards, engine, source: in this order, the cheap refusals first."""
     config = named(config, given)
+    if config.weights == "bfloat16" and (given.peft_config is not None or is_adapted(given.model)):
+        raise ConfigError(ONLY_WHOLE)
     torch.manual_seed(config.seed)  # an adapter's first weights are drawn
     base, tokenizer = model_of(config, given.model, given.processing_class, given.peft_config is not None)
     handed_over = given.model is not None and not isinstance(given.model, str)

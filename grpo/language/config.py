@@ -21,6 +21,7 @@ from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN, RUN_NAMES, run_config, translate_run
 
+ONLY_WHOLE = "weights=bfloat16 is for training all weights; an adapter's few are kept in float32"
 BLOCKS: Blocks = {
     "model": (
         "model", "revision", "tokenizer", "dtype", "weights", "attention", "trust_remote_code", "model_kwargs",
@@ -371,7 +372,7 @@ def _check(config: LanguageConfig) -> None:
     if config.quantize != "none" and not (config.lora_rank or config.adapter):
         raise ConfigError(f"quantize={config.quantize}: quantised weights cannot be trained; set lora_rank or adapter")
     if config.weights == "bfloat16" and (config.lora_rank or config.adapter):
-        raise ConfigError("weights=bfloat16 is for training all weights; an adapter's few are kept in float32")
+        raise ConfigError(ONLY_WHOLE)
     if config.weights == "bfloat16" and config.ref_sync_steps is not None and config.ref_mixup_alpha < 1:
         raise ConfigError("ref_mixup_alpha below 1 is rounded away where weights=bfloat16; leave it out")
     if config.weights == "bfloat16" and config.dtype not in ("auto", "bfloat16"):

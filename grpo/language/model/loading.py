@@ -78,7 +78,9 @@ def keep_as_asked(model: Any, config: LanguageConfig) -> torch.dtype | None:
         return None
     if config.weights == "bfloat16":
         if kinds != {torch.bfloat16}:
-            model.to(torch.bfloat16)
+            for weight in model.parameters():  # buffers stay: rotary tables must not be rounded
+                if weight.is_floating_point():
+                    weight.data = weight.data.to(torch.bfloat16)
         return None
     asked = "weights" in config.model_fields_set
     low = kinds & ({torch.float16, torch.bfloat16} if asked else {torch.float16})

@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer
+from grpo.language.model.loading import keep_as_asked
 from grpo.language.model.optimizer import RoundedAdamW, rounded
 from tests.unit.language.functions import digits
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
@@ -88,6 +90,20 @@ def test_what_cannot_go_together_is_refused():
         GRPOConfig(weights="bfloat16", lora_rank=4)
     with pytest.raises(ConfigError, match="dtype=float32"):
         GRPOConfig(weights="bfloat16", dtype="float32")
+    few = LoraConfig(r=2, target_modules="all-linear")
+    for model, config in ((tiny_model(), few), (get_peft_model(tiny_model(), few), None)):
+        with pytest.raises(ConfigError, match="weights=bfloat16 is for training all weights"):
+            GRPOTrainer(model, digits, GRPOConfig(weights="bfloat16"), train_dataset=[{"prompt": "1"}],
+                        processing_class=tiny_tokenizer(), peft_config=config)  # fmt: skip
+
+
+def test_a_loaded_model_keeps_its_buffers_as_they_are():
+    model = tiny_model()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    keep_as_asked(model, GRPOConfig(weights="bfloat16"))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert before and all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
