@@ -343,11 +343,14 @@ class LanguageSource:
 
     def load_state(self, state: State) -> None:
         """Go on from there, with the same data."""
-        if self.same_data and state.values["data"] != self.prompts.fingerprint:
+        before = self.prompts.fingerprint
+        if not self.prompts.goes_on(state.values["data"]) and self.same_data:
             raise ValueError(
                 "the data set has changed since this was saved; a run goes on with the rows it began with. Restore "
                 "them, or begin a new run from the model it left"
             )
+        if self.held_out is not None and self.prompts.fingerprint != before:
+            self.held_out.take_whole()
         self.num_tokens = int(state.values["num_tokens"])
         self.prompts.load_state(state.values)
 

@@ -49,7 +49,8 @@ def test_processes_that_judge_call_tools_and_step_environments_start_light():
     """One that was killed is started again, in the middle of a step."""
     home = "grpo.language"
     modules = (
-        f"{home}.turns.tools, {home}.rewards.calling, {home}.rewards.maths, {home}.rewards.code, grpo.envs.processes"
+        f"{home}.turns.tools, {home}.rewards.calling, {home}.rewards.maths, {home}.rewards.code, "
+        f"{home}.data.columns, grpo.envs.processes"
     )
     report = f"import sys, {modules}\nprint({{'torch', 'transformers', 'jax'}} & {{*sys.modules}})"
     result = python("-c", report, cwd=ROOT)

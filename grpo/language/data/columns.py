@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from grpo.config import ConfigError
 from grpo.language.data.rows import Row
-from grpo.language.samples import Message
+
+if TYPE_CHECKING:  # a process that judges gets an Answer, and must not load PyTorch for it
+    from grpo.language.samples import Message
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input", "text")
 ANSWER_COLUMNS = ("answer", "solution", "reference_answer", "reference", "ground_truth")
@@ -62,6 +64,8 @@ class Columns:
     """The answer is what follows this mark; auto: not known yet."""
     template: str | None = None
     """The prompt is made of several columns."""
+    found: bool = False
+    """The mark was found in the rows, nobody named it: an answer without it is taken whole."""
 
     @classmethod
     def choose(
@@ -102,7 +106,17 @@ class Columns:
             "answer_full; answer_after=None gives them all of it",
             stacklevel=3,
         )
-        return replace(self, after=GSM8K)
+        return replace(self, after=GSM8K, found=True)
+
+    @property
+    def whole(self) -> Columns:
+        """The same with all of the text as the answer."""
+        return replace(self, after=None, found=False)
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What decides what a row's columns mean, for its fingerprint."""
+        return {name: value for name, value in asdict(self).items() if name != "found"}
 
     @property
     def wanted(self) -> set[str]:
@@ -136,11 +150,11 @@ class Columns:
         answer = row.get(self.answer)
         if self.after is not None and answer is not None:
             rest["answer_full"] = answer
-            _, mark, answer = str(answer).rpartition(self.after)
-            if not mark:
+            _, mark, end = str(answer).rpartition(self.after)
+            if not mark and not self.found:
                 told = f"{place}: {self.answer} holds no {self.after!r}"
                 raise ConfigError(f"{told}; set answer_after to its own mark, or to None for all of the text")
-            answer = Answer(THOUSANDS.sub("", answer.strip()))
+            answer = Answer(THOUSANDS.sub("", end.strip())) if mark else answer
         return rest | {"answer": answer}
 
     def _filled(self, row: Row, field: re.Match[str], place: str) -> str:

@@ -92,9 +92,9 @@ class Prompts:
         else:
             self._stream = None
             self._kept_P, digests = self._measure(num_proc)
-        told = json.dumps([asdict(self._columns), self._kept_P.tolist()])
-        self.fingerprint = hashlib.sha256("".join([*digests, told]).encode()).hexdigest()
+        self.fingerprint = self._print(digests, self._columns)
         """Of the rows' content, of what their columns mean and of which take part; of a stream, of its first rows."""
+        self._fingerprint_whole = self._print(digests, self._columns.whole) if self._columns.found else None
 
     # --- prompts ----------------------------------------------------------------------------------------------------
 
@@ -157,6 +157,26 @@ class Prompts:
         """Go on from there."""
         if self._stream is not None:
             self._stream.load(Position(**values["stream"]))
+
+    def goes_on(self, fingerprint: str) -> bool:
+        """Whether a run that began with this fingerprint can go on with these rows.
+
+        One that began before a mark was looked for goes on with all of the text as the answer.
+        """
+        if fingerprint == self._fingerprint_whole:
+            warnings.warn("this run began with all of the text as the answer and goes on so", stacklevel=3)
+            self.take_whole()
+        return fingerprint == self.fingerprint
+
+    def take_whole(self) -> None:
+        """All of the text is the answer, where a mark in it was found and not named."""
+        if self._fingerprint_whole is not None:
+            self._columns, self.fingerprint = self._columns.whole, self._fingerprint_whole
+            self._fingerprint_whole = None
+
+    def _print(self, digests: list[str], columns: Columns) -> str:
+        told = json.dumps([columns.meaning, self._kept_P.tolist()])
+        return hashlib.sha256("".join([*digests, told]).encode()).hexdigest()
 
     def _order(self, epoch: int) -> np.ndarray[Any, Any]:
         """Prompt numbers in the order of an epoch."""

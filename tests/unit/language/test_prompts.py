@@ -76,6 +76,13 @@ def test_the_answer_follows_its_mark_without_thousands_commas():
         prompts([{"prompt": "q", "answer": "4"}], answer_after="####")
 
 
+def test_an_answer_without_a_mark_that_nobody_named_is_taken_whole():
+    rows = [{"prompt": "q", "answer": "2 + 2\n#### 4"}] * 64 + [{"prompt": "q", "answer": "1,000 of them"}]
+    with pytest.warns(UserWarning, match="answer ends in"):
+        found = prompts(rows, answer_after="auto")
+    assert (found[0].columns["answer"], found[64].columns["answer"]) == ("4", "1,000 of them")
+
+
 def test_a_template_is_filled_from_the_columns_and_other_braces_are_text():
     rows = [{"question": "2+2", "level": 3}]
     template = r"{question} ({level}) in \boxed{} or {{x}}"

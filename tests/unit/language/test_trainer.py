@@ -360,6 +360,26 @@ def test_other_data_is_not_gone_on_with(folder, tmp_path):
         trainer.train(resume_from_checkpoint=True, progress=None)
 
 
+def test_a_run_from_before_marks_were_looked_for_goes_on_with_all_of_the_text(folder, tmp_path):
+    rows = [{"prompt": f"{n}+1", "answer": f"one more\n#### {n + 1}"} for n in range(4)]
+
+    def made(**more):
+        config = small(output_dir=str(tmp_path / "run"), **more)
+        return GRPOTrainer(folder, digits, config, train_dataset=rows, eval_dataset=rows)
+
+    before, now = made(answer_after=None).source, made().source
+    assert now.prompts[0].columns["answer"] == "1"
+    with pytest.warns(UserWarning, match="began with all of the text"):
+        now.load_state(before.state())
+    assert now.prompts[0].columns == now.held_out[0].columns == before.prompts[0].columns
+    assert now.state() == before.state()
+    again = made().source
+    again.load_state(made().source.state())
+    assert again.prompts[0].columns["answer"] == again.held_out[0].columns["answer"] == "1"
+    with pytest.raises(ValueError, match="data set has changed"):
+        made(answer_after="####").source.load_state(before.state())
+
+
 def test_a_folder_with_a_run_is_not_overwritten(folder, tmp_path):
     make(folder, tmp_path).train(progress=None)
     with pytest.raises(ConfigError, match="resume_from_checkpoint"):
