@@ -26,6 +26,7 @@ from grpo.language.scoring import segments
 from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm, Unsupported
 from grpo.language.scoring.head import added, product
 from grpo.language.scoring.kernels.layers import Norms, gate, gate_backward, norm, norm_backward, rope, rope_backward
+from grpo.language.scoring.memory import LayerSizes
 from grpo.language.scoring.segments import Segments
 
 
@@ -125,6 +126,7 @@ class Block:
         self.out, self.down = Packed([parts.out], dtype), Packed([parts.down], dtype)
         self.gate_up = Packed([parts.gate, parts.up], dtype)
         self.qk_norms = None if parts.q_norm is None or parts.k_norm is None else (parts.q_norm, parts.k_norm)
+        self.head_dim = parts.head_dim
         self.heads, self.kv_heads = (len(weight) // parts.head_dim for weight in self.qkv.weights[:2])
         norms = [norm.weight for norm in (self.before, self.between, *(self.qk_norms or ()))]
         self.projections = (self.qkv, self.out, self.gate_up, self.down)
@@ -137,6 +139,11 @@ class Block:
             return None
         q, k = self.qk_norms
         return q.weight.detach(), k.weight.detach(), q.eps
+
+    def sizes(self, wide: int, low: int) -> LayerSizes:
+        """What its memory follows from; the bytes of a number that goes on, and of one that is computed with."""
+        width, inner = self.down.weights[0].shape
+        return LayerSizes(width, inner, self.heads, self.kv_heads, self.head_dim, wide, low)
 
     def normed(self, x_LD: Tensor, how: Norm) -> Tensor:
         """What projections read."""
@@ -261,19 +268,12 @@ class Layers:
 
     def kept_bytes(self, keep: str) -> int:
         """Of each token of a pass, until the backward pass has come by."""
-        total, wide = 0, self._layout.embedding.weight.element_size()
-        for block in self.blocks:
-            width, inner = block.down.weights[0].shape
-            attention = block.out.weights[0].shape[1] + sum(len(weight) for weight in block.qkv.weights)
-            total += width * wide
-            if keep != "input":
-                total += width * wide + attention * self.dtype.itemsize + 4 * block.heads
-            if keep == "everything":
-                total += 2 * inner * self.dtype.itemsize
-        return total
+        return sum(sizes.kept(keep) for sizes in self._sizes())
 
     def passing_bytes(self) -> int:
         """Of each token, what one layer's backward pass takes for a while."""
-        block = self.blocks[0]
-        width, inner = block.down.weights[0].shape
-        return (5 * inner + 10 * width + 2 * sum(len(weight) for weight in block.qkv.weights)) * self.dtype.itemsize
+        return max(sizes.passing() for sizes in self._sizes())
+
+    def _sizes(self) -> list[LayerSizes]:
+        wide, low = self._layout.embedding.weight.element_size(), self.dtype.itemsize
+        return [block.sizes(wide, low) for block in self.blocks]

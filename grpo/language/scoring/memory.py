@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,15 +16,50 @@ LEAST, MOST = 8192, 131_072
 
 
 class Costs(Protocol):
-    """Layers that say what they take, in bytes a token."""
+    """What a pass takes of the GPU, in bytes a token; memory on the host (offloaded inputs) does not count.
+
+    Layers say it of themselves, a plan says it of a model that is not loaded: both add up `LayerSizes`, so that what
+    is planned is what is taken. Whoever lets a layer keep more, less or elsewhere changes it there.
+    """
 
     def kept_bytes(self, keep: str) -> int:
-        """Until the backward pass has come by."""
+        """Of all layers together, until the backward pass has come by; `keep` is one of `decoder_layout.KEEP`."""
         ...
 
     def passing_bytes(self) -> int:
-        """While one layer's backward pass is computed."""
+        """While one layer's backward pass is computed: the widest layer's."""
         ...
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """One layer by its sizes alone: what of each token it keeps, and what passes through it."""
+
+    width: int
+    inner: int
+    """Of the MLP."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    wide: int
+    """Bytes of a number that goes from layer to layer: the weights' own type."""
+    low: int
+    """Bytes of a number in the type that is computed in."""
+
+    def kept(self, keep: str) -> int:
+        """Bytes a token until the backward pass has come by."""
+        total = self.width * self.wide
+        if keep != "input":  # what lies between the halves, queries, keys, values, what is found, log-sum-exps
+            total += self.width * self.wide + 2 * (self.heads + self.kv_heads) * self.head_dim * self.low
+            total += 4 * self.heads
+        if keep == "everything":  # gate and up
+            total += 2 * self.inner * self.low
+        return total
+
+    def passing(self) -> int:
+        """Bytes a token while its backward pass is computed."""
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return (5 * self.inner + 10 * self.width + 2 * qkv) * self.low
 
 
 def free_memory(device: torch.device) -> int:
