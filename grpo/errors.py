@@ -30,6 +30,18 @@ class SamplesFailed(RuntimeError):
     """Samples failed on the first step, where it is still cheap to find out why."""
 
 
+class RanksLost(RuntimeError):
+    """Another rank of the run is gone or cannot be reached: this one leaves at once and saves nothing."""
+
+
+class RankFailed(RuntimeError):
+    """Something went wrong on another rank, which says more about it."""
+
+
+class RanksDiffer(RuntimeError):
+    """Ranks that should know the same do not; the message names who differs."""
+
+
 def line(error: BaseException) -> str:
     """An exception in one short line."""
     text = " ".join(str(error).split())

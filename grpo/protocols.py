@@ -90,6 +90,11 @@ class CollectRequest:
     """0, then 1, 2, … when the same starts are asked for again because their groups had no signal."""
     starts: Sequence[Any] | None = None
     """Which starts; None: the source's next ones."""
+    slots: Sequence[int] | None = None
+    """Places among the starts whose groups are collected here, where several ranks share the work; None: all of them.
+
+    Groups keep the numbers of their places, and what is drawn for one follows from its place, not from who draws it.
+    """
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,64 @@ class State:
 
     values: Mapping[str, Any]
     arrays: Mapping[str, Array]
+
+
+class Ranks(Protocol):
+    """The processes that carry out one run together. Each knows everything and does a share of the work.
+
+    Every rank makes the same calls in the same order; a call returns on all of them or raises `grpo.errors.RanksLost`.
+    `Alone` is the usual one; `grpo.distributed.group.join()` gives the one over torch.distributed.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This process's number: 0, 1, …, size − 1."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def chief(self) -> bool:
+        """Whether this is rank 0, which alone writes files and talks to people."""
+        ...
+
+    def gather(self, mine: State, what: str) -> list[State]:
+        """What each rank gives, in the order of ranks, on every rank; arrays are on the CPU. `what`: told in errors."""
+        ...
+
+    def broadcast(self, chiefs: State | None, what: str) -> State:
+        """What the chief gives, on every rank; the others give None."""
+        ...
+
+    def sum(self, tensors: Sequence[Array], what: str) -> None:
+        """Each tensor becomes its sum over all ranks, in place; shapes, types and order are the same on every rank."""
+        ...
+
+
+class Alone:
+    """One process: what it gives is what it gets.
+
+    >>> ranks = Alone()
+    >>> ranks.chief, ranks.size, ranks.gather(State({"done": 3}, {}), "how far")[0].values
+    (True, 1, {'done': 3})
+    """
+
+    rank, size, chief = 0, 1, True
+
+    def gather(self, mine: State, what: str) -> list[State]:
+        """What was given."""
+        return [mine]
+
+    def broadcast(self, chiefs: State | None, what: str) -> State:
+        """What was given."""
+        assert chiefs is not None
+        return chiefs
+
+    def sum(self, tensors: Sequence[Array], what: str) -> None:
+        """A sum of one."""
 
 
 def part(arrays: Mapping[str, Array], name: str) -> dict[str, Array]:

@@ -1,0 +1,1 @@
+"""Several processes, one run: how they find each other, and how what they say travels."""
