@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,8 @@ def found(model, packing, low=torch.bfloat16, keep=None, by_hand=True):
     with scorer.precision():
         scores = scorer(samples(), 7)
     scores.logp_NT.sum().backward()
-    return scores.logp_NT.detach().double(), torch.cat([p.grad.flatten().double() for p in model.parameters()])
+    grads = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
+    return scores.logp_NT.detach().double(), torch.cat(grads)
 
 
 def relative(a, b):
@@ -43,6 +45,66 @@ def test_as_near_to_float32_as_the_module(name):
     mine = found(model, "auto")
     for a, b, c in zip(mine, module, exact, strict=True):
         assert relative(a, c) < 2 * relative(b, c) + 1e-3
+
+
+def with_lora(model, **how):
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "target_modules": "all-linear"} | how))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    return model
+
+
+@pytest.mark.parametrize("how", ["all", "with the head", "rsLoRA, some"])
+def test_adapters_are_as_near_to_float32_as_peft_s(how):
+    linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    given = {
+        "with the head": {"target_modules": [*linear, "lm_head"]},
+        "rsLoRA, some": {"target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True},
+    }.get(how, {})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a notice would be that it goes the plain way
+        model = with_lora(family("qwen3").bfloat16(), **given)
+        exact = found(copy.deepcopy(model).float(), "padded", None, by_hand=False)
+        module, mine = found(model, "padded", by_hand=False), found(model, "auto")
+    for a, b, c in zip(mine, module, exact, strict=True):
+        assert relative(a, c) < 2 * relative(b, c) + 1e-3
+
+
+def test_the_reference_without_adapter_goes_by_hand_too():
+    model = with_lora(family("qwen3").bfloat16()).cuda()
+    scorer = make_scorer(model, 0.7, autocast=torch.bfloat16)
+    assert scorer.by_hand and scorer.plan.fused_head
+    base = make_scorer(copy.deepcopy(model).unload(), 0.7, autocast=torch.bfloat16)
+    with scorer.precision(), torch.no_grad():
+        on, expected = scorer(samples(), 7).logp_NT, base(samples(), 7).logp_NT
+        with model.disable_adapter():
+            off = scorer(samples(), 7).logp_NT
+    assert torch.equal(off, expected) and not torch.allclose(on, off, atol=1e-3)
+
+
+@pytest.mark.parametrize("how", [{"use_dora": True}, {"lora_bias": True}, {"modules_to_save": ["embed_tokens"]}])
+def test_what_is_more_than_plain_lora_goes_through_the_module_and_says_why(how):
+    model = with_lora(family("llama-mha"), **how).cuda()
+    with pytest.warns(UserWarning, match="through the module, which is slower: .*(Dora|lora_bias|ModulesToSave)"):
+        assert not make_scorer(model, 0.7, autocast=torch.bfloat16).by_hand
+
+
+def test_sampler_and_update_hold_bfloat16_weights_once():
+    model = with_lora(tiny_model().bfloat16())
+    base = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "lora" not in name)
+    trainer = make(model, dtype="bfloat16")
+    assert trainer.policy.scorer.by_hand
+    trainer.step()
+    layers, decoder = trainer.policy.scorer.plan.layers, trainer.source.engine._runner.decoder
+    for block, part in zip(layers.blocks, decoder.parts, strict=True):
+        for packed, linears in ((block.qkv, part.qkv), (block.gate_up, part.gate_up), (block.down, part.down)):
+            assert packed.now([]).whole.data_ptr() == linears.weight.data_ptr() == packed.bases[0].weight.data_ptr()
+    assert base > 0 and all(p.grad is None for name, p in model.named_parameters() if "lora" not in name)
+    trainer.source.close()
 
 
 @pytest.mark.parametrize("keep", KEEP[1:])

@@ -3,7 +3,7 @@
 Llama, Mistral, Qwen2 and Qwen3 have it. What is found here is only what a model looks like: whoever computes with the
 parts compares the result with the module's own before trusting it.
 
-Letters: M tokens.
+Letters: M tokens, D width, R ranks of adapters, O rows of a projection.
 """
 
 from __future__ import annotations
@@ -43,6 +43,46 @@ class Norm:
         if not type(module).__name__.endswith("RMSNorm") or eps is None or weight is None or weight.ndim != 1:
             raise Unsupported(f"it has a {type(module).__name__}")
         return cls(weight, float(eps))
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA beside a linear layer: scale · B · A; rsLoRA is only another scale."""
+
+    a_RD: Tensor
+    b_OR: Tensor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """Rows of A."""
+        return len(self.a_RD)
+
+
+def unwrapped(module: Any) -> tuple[Any, Adapter | None]:
+    """A linear layer, perhaps a quantised one, and the adapter that is active on it at this moment."""
+    if hooked(module):
+        raise Unsupported("a hook watches it")
+    if not hasattr(module, "base_layer"):
+        return module, None
+    if not hasattr(module, "lora_A") or hooked(module.base_layer):
+        raise Unsupported(f"it has a {type(module).__name__}, which is no LoRA of a linear layer")
+    off = module.merged or module.disable_adapters
+    active = [] if off else [name for name in module.active_adapters if name in module.lora_A]
+    if not active:
+        return module.base_layer, None
+    if len(active) > 1:
+        raise Unsupported(f"{len(active)} adapters are active at once ({', '.join(active)})")
+    name = active[0]
+    variant = module.lora_variant.get(name)
+    if variant is not None:
+        raise Unsupported(
+            f"its adapter is more than plain LoRA ({type(variant).__name__.removesuffix('LinearVariant')})"
+        )
+    if module.lora_bias.get(name):
+        raise Unsupported("its adapter has a bias (lora_bias)")
+    a, b = module.lora_A[name].weight, module.lora_B[name].weight
+    return module.base_layer, Adapter(a, b, float(module.scaling[name]))
 
 
 @dataclass(frozen=True)

@@ -2,108 +2,37 @@
 
     x ─ norm ─ q, k, v ─ rope ─ attend ─ out ─(+ x)─ norm ─ gate, up ─ act ─ down ─(+)─
 
-A layer is one function for autograd: products by torch, `kernels.layers` between them. What is kept for the backward
-pass is the memory of training, so it can be chosen (`decoder_layout.KEEP`); norms and activations are always computed
-again, which costs one reading. Weights that are kept in a wider type are rounded before every pass into memory that
-stays. What goes from layer to layer is in the weights' own type, as in the module, and so are their gradients.
+A layer is one function for autograd: products by `projections`, adapters beside them, `kernels.layers` between them.
+What is kept for the backward pass is the memory of training, so it can be chosen (`decoder_layout.KEEP`); norms and
+activations are always computed again, which costs one reading. The MLP, which is four to six times as wide as what
+goes through the layer, is computed for a tile of tokens at a time. What goes from layer to layer is in the weights' own
+type, as in the module, and so are their gradients.
 
 Letters: L tokens of the row, M of them that are asked for, D width, C half a head, I and O a projection's sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional as F
 
 from grpo.language.scoring import segments
-from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm, Unsupported
-from grpo.language.scoring.head import added, product
+from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm
 from grpo.language.scoring.kernels.layers import Norms, gate, gate_backward, norm, norm_backward, rope, rope_backward
 from grpo.language.scoring.memory import LayerSizes
+from grpo.language.scoring.projections import Copies, Gradients, Packed, Projections
 from grpo.language.scoring.segments import Segments
 
-
-class Packed:
-    """Projections of one input, one below the other, in the type that is computed in."""
-
-    def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        if any(type(module) is not nn.Linear or module._forward_hooks for module in modules):
-            raise Unsupported("its projections are not plain")
-        linear: list[Any] = list(modules)
-        self.weights: list[Tensor] = [module.weight for module in linear]
-        self.biases: list[Tensor] = [module.bias for module in linear if module.bias is not None]
-        if len(self.biases) not in (0, len(linear)):
-            raise Unsupported("some of its projections have a bias")
-        self._dtype = dtype
-        self._copies: dict[int, Tensor] = {}
-        self.weight, self.bias = self.weights[0], None if not self.biases else self.biases[0]
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """As autograd is told of them."""
-        return [*self.weights, *self.biases]
-
-    def laid(self) -> list[tuple[Tensor, Tensor]]:
-        """Take the weights as they are now; what is to be rounded or moved first: to, from."""
-        copies: list[tuple[Tensor, Tensor]] = []
-        self.weight = self._together(0, self.weights, copies)
-        if self.biases:
-            self.bias = self._together(1, self.biases, copies)
-        return copies
-
-    def _together(self, number: int, parts: list[Tensor], copies: list[tuple[Tensor, Tensor]]) -> Tensor:
-        if (whole := _one_memory(parts, self._dtype)) is not None:
-            self._copies.pop(number, None)
-            return whole
-        if number not in self._copies:
-            self._copies[number] = torch.cat([part.detach().to(self._dtype) for part in parts])
-        whole = self._copies[number]
-        copies += zip(torch.split(whole, [len(part) for part in parts]), (p.detach() for p in parts), strict=True)
-        return whole
-
-    def __call__(self, x_LD: Tensor) -> Tensor:
-        return F.linear(x_LD, self.weight, self.bias)
-
-    def onto(self, x_LD: Tensor, y_LI: Tensor) -> Tensor:
-        """x + projection of y, where x may be wider."""
-        out = added(x_LD, y_LI, self.weight.t())
-        return out if self.bias is None else out.add_(self.bias)
-
-    def backward(self, grad_LO: Tensor, x_LD: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
-        """The parameters' gradients, in their own type."""
-        sizes = [len(weight) for weight in self.weights]
-        found: list[Tensor | None] = []
-        for_weights, for_biases = any(needed[: len(sizes)]), any(needed[len(sizes) :])
-        if for_weights:
-            out = torch.empty(sum(sizes), x_LD.shape[1], dtype=self.weights[0].dtype, device=x_LD.device)
-            product(grad_LO.t(), x_LD, out)
-            found += torch.split(out, sizes)
-        else:
-            found += [None] * len(sizes)
-        if self.biases:
-            total = grad_LO.sum(0, dtype=torch.float32).to(self.biases[0].dtype) if for_biases else None
-            found += [None] * len(sizes) if total is None else list(torch.split(total, sizes))
-        return [grad if wanted else None for grad, wanted in zip(found, needed, strict=True)]
-
-
-def _one_memory(parts: list[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """The parts as one tensor where they lie in memory like that: an engine may have put them so."""
-    first, at = parts[0], parts[0].data_ptr()
-    for part in parts:
-        if part.dtype != dtype or not part.is_contiguous() or part.data_ptr() != at:
-            return None
-        at += part.numel() * part.element_size()
-        if part.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return None
-    rows = sum(len(part) for part in parts)
-    return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
+TILE_BYTES = 512 * 2**20
+"""Of gate and up of a tile of tokens: from there on products are no faster with more."""
+ALIGNED = 128
+"""Tokens of a tile are a multiple of it: what fills the matrix units."""
 
 
 @dataclass(frozen=True)
@@ -116,21 +45,39 @@ class PassContext:
     keep: str
 
 
-class Block:
-    """A layer: its projections, norms and sizes."""
+@dataclass(frozen=True)
+class Layer:
+    """A layer as it is in one pass."""
 
-    def __init__(self, parts: LayerParts, gelu: bool, dtype: torch.dtype) -> None:
-        self.before, self.between, self.gelu, self.scale = parts.before, parts.between, gelu, parts.scale
-        self.dtype = dtype
-        self.qkv = Packed([parts.q, parts.k, parts.v], dtype)
-        self.out, self.down = Packed([parts.out], dtype), Packed([parts.down], dtype)
-        self.gate_up = Packed([parts.gate, parts.up], dtype)
-        self.qk_norms = None if parts.q_norm is None or parts.k_norm is None else (parts.q_norm, parts.k_norm)
-        self.head_dim = parts.head_dim
-        self.heads, self.kv_heads = (len(weight) // parts.head_dim for weight in self.qkv.weights[:2])
-        norms = [norm.weight for norm in (self.before, self.between, *(self.qk_norms or ()))]
-        self.projections = (self.qkv, self.out, self.gate_up, self.down)
-        self.parameters: list[Tensor] = [*norms, *(p for packed in self.projections for p in packed.parameters)]
+    before: Norm
+    between: Norm
+    qk_norms: tuple[Norm, Norm] | None
+    qkv: Projections
+    out: Projections
+    gate_up: Projections
+    down: Projections
+    heads: int
+    kv_heads: int
+    scale: float
+    gelu: bool
+    dtype: torch.dtype
+    tile: int
+    """Tokens of the MLP at a time."""
+
+    @property
+    def projections(self) -> tuple[Projections, ...]:
+        """In the order of the parameters."""
+        return self.qkv, self.out, self.gate_up, self.down
+
+    @property
+    def norm_weights(self) -> list[Tensor]:
+        """In the order of the parameters."""
+        return [how.weight for how in (self.before, self.between, *(self.qk_norms or ()))]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """As autograd is told of them."""
+        return [*self.norm_weights, *(p for packed in self.projections for p in packed.parameters)]
 
     @property
     def norms(self) -> Norms | None:
@@ -139,11 +86,6 @@ class Block:
             return None
         q, k = self.qk_norms
         return q.weight.detach(), k.weight.detach(), q.eps
-
-    def sizes(self, wide: int, low: int) -> LayerSizes:
-        """What its memory follows from; the bytes of a number that goes on, and of one that is computed with."""
-        width, inner = self.down.weights[0].shape
-        return LayerSizes(width, inner, self.heads, self.kv_heads, self.head_dim, wide, low)
 
     def normed(self, x_LD: Tensor, how: Norm) -> Tensor:
         """What projections read."""
@@ -170,63 +112,111 @@ class Block:
         d_qkv, *d_norms = rope_backward(qkv, *grads, context.cos_LC, context.sin_LC, self.norms)
         return d_qkv, d_norms
 
+    def tiles(self, tokens: int, keep: str = "") -> list[slice]:
+        """Of the MLP, all about the same size; one where gate and up of all tokens are kept anyway."""
+        count = 1 if keep == "everything" else -(-tokens // self.tile)
+        each = -(-tokens // count // ALIGNED) * ALIGNED if count > 1 else tokens
+        return [slice(first, min(first + each, tokens)) for first in range(0, tokens, each)]
+
     def both(self, middle_LD: Tensor) -> Tensor:
         """Gate and up."""
         return self.gate_up(self.normed(middle_LD, self.between))
 
+    def mlp(self, middle_LD: Tensor, keep: str) -> tuple[Tensor, Tensor | None]:
+        """What the layer gives; gate and up where they are to be kept."""
+        out_LD, both = torch.empty_like(middle_LD), None
+        for rows in self.tiles(len(middle_LD), keep):
+            both = self.both(middle_LD[rows])
+            self.down.onto(middle_LD[rows], gate(both, self.gelu), out_LD[rows])
+        return out_LD, both if keep == "everything" else None
+
+    def mlp_backward(
+        self, grad_LD: Tensor, middle_LD: Tensor, both: Tensor | None, needed: Sequence[Sequence[bool]]
+    ) -> tuple[Tensor, Tensor, list[Tensor | None], list[Tensor | None], Tensor]:
+        """The gradient by what lies between attention and MLP, also in the type that is computed in; by gate and up, by
+        down, and by the norm."""
+        tiles = self.tiles(len(middle_LD), "" if both is None else "everything")
+        of_both, of_down = (
+            Gradients(packed, needs, len(tiles))
+            for packed, needs in zip((self.gate_up, self.down), needed, strict=True)
+        )
+        back_LD, how, d_norm = torch.empty_like(middle_LD), self.between, torch.zeros((), device=grad_LD.device)
+        low_LD = back_LD if middle_LD.dtype == self.dtype else torch.empty_like(middle_LD, dtype=self.dtype)
+        for rows in tiles:
+            middle, low = middle_LD[rows], grad_LD[rows].to(self.dtype)
+            side = self.down.side_back(low)
+            here = self.both(middle) if both is None else both
+            act, d_both = gate_backward(self.down.back(low, side), here, self.gelu)
+            of_down.add(low, side, act)
+            del act, here
+            side = self.gate_up.side_back(d_both)
+            if of_both.wanted:
+                of_both.add(d_both, side, self.normed(middle, how))
+            into = self.gate_up.back(d_both, side)
+            del d_both
+            room = back_LD[rows], low_LD[rows]
+            d_norm = d_norm + norm_backward(into, middle, how.weight, how.eps, grad_LD[rows], room)[2]
+        return back_LD, low_LD, of_both.found(), of_down.found(), d_norm
+
 
 class _Layer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x_LD: Tensor, block: Block, context: PassContext, *parameters: Tensor) -> Tensor:
-        attended = block.attention(x_LD, context)
-        middle_LD = block.out.onto(x_LD, attended[1].flatten(1))
-        both = block.both(middle_LD)
+    def forward(ctx: Any, x_LD: Tensor, layer: Layer, context: PassContext, *parameters: Tensor) -> Tensor:
+        attended = layer.attention(x_LD, context)
+        middle_LD = layer.out.onto(x_LD, attended[1].flatten(1))
+        out_LD, both = layer.mlp(middle_LD, context.keep)
         kept: list[Tensor] = [x_LD]
         if context.keep != "input":
             kept += [middle_LD, *attended]
-        if context.keep == "everything":
+        if both is not None:
             kept += [both]
         ctx.save_for_backward(*kept)
-        ctx.block, ctx.context = block, context
-        return block.down.onto(middle_LD, gate(both, block.gelu))
+        ctx.layer, ctx.context = layer, context
+        return out_LD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_LD: Tensor) -> tuple[Tensor | None, ...]:
-        block, context, needed = ctx.block, ctx.context, list(ctx.needs_input_grad[3:])
+        layer, context = ctx.layer, ctx.context
         x_LD, *kept = ctx.saved_tensors
-        grad_LD = grad_LD.contiguous()
         if context.keep == "input":
-            attended = block.attention(x_LD, context)
-            middle_LD = block.out.onto(x_LD, attended[1].flatten(1))
+            attended = layer.attention(x_LD, context)
+            middle_LD = layer.out.onto(x_LD, attended[1].flatten(1))
         else:
             middle_LD, *attended = kept
-        both = attended.pop() if context.keep == "everything" else block.both(middle_LD)
+        both = attended.pop() if context.keep == "everything" else None
+        del kept
+        for_x, for_norms, (of_qkv, of_out, *of_mlp) = _needed(ctx)
 
-        norms = 4 if block.qk_norms else 2
-        sizes = [len(packed.parameters) for packed in block.projections]
-        of_qkv, of_out, of_both, of_down = (
-            list(islice(rest, size)) for rest in [iter(needed[norms:])] for size in sizes
-        )
-
-        low_LD = grad_LD.to(block.dtype)
-        act, d_both = gate_backward(low_LD @ block.down.weight, both, block.gelu)
-        d_down = block.down.backward(low_LD, act, of_down)
-        del act, both
-        d_gate_up = block.gate_up.backward(d_both, block.normed(middle_LD, block.between), of_both)
-        into = d_both @ block.gate_up.weight
-        grad_LD, low_LD, d_between = norm_backward(into, middle_LD, block.between.weight, block.between.eps, grad_LD)
-        del d_both, into
-        d_out = block.out.backward(low_LD, attended[1].flatten(1), of_out)
-        d_qkv, d_norms = block.attention_backward(low_LD @ block.out.weight, attended, context)
-        d_projections = block.qkv.backward(d_qkv, block.normed(x_LD, block.before), of_qkv)
-        into = d_qkv @ block.qkv.weight
-        grad_LD, _, d_before = norm_backward(into, x_LD, block.before.weight, block.before.eps, grad_LD)
-        of_norms = [d_before, d_between, *(d_norms if block.qk_norms else ())]
+        grad_LD, low_LD, d_both, d_down, d_between = layer.mlp_backward(grad_LD.contiguous(), middle_LD, both, of_mlp)
+        del both, middle_LD
+        side, found = layer.out.side_back(low_LD), Gradients(layer.out, of_out)
+        found.add(low_LD, side, attended[1].flatten(1))
+        d_out = found.found()
+        d_qkv, d_norms = layer.attention_backward(layer.out.back(low_LD, side), attended, context)
+        del attended, low_LD
+        side, found = layer.qkv.side_back(d_qkv), Gradients(layer.qkv, of_qkv)
+        if found.wanted:
+            found.add(d_qkv, side, layer.normed(x_LD, layer.before))
+        d_x, d_before = None, None
+        if for_x or for_norms[0]:
+            how, into = layer.before, layer.qkv.back(d_qkv, side)
+            d_x, _, d_before = norm_backward(into, x_LD, how.weight, how.eps, grad_LD)
         typed = [
-            g.to(p.dtype) if want else None for g, p, want in zip(of_norms, block.parameters, needed, strict=False)
+            None if d is None or not wanted else d.to(weight.dtype)
+            for d, weight, wanted in zip(
+                [d_before, d_between, *d_norms][: len(for_norms)], layer.norm_weights, for_norms, strict=True
+            )
         ]
-        return grad_LD, None, None, *typed, *d_projections, *d_out, *d_gate_up, *d_down
+        return d_x, None, None, *typed, *found.found(), *d_out, *d_both, *d_down
+
+
+def _needed(ctx: Any) -> tuple[bool, list[bool], list[list[bool]]]:
+    """Which gradients are: of what the layer read, of its norms, of each of its projections."""
+    for_x, _, _, *rest = ctx.needs_input_grad
+    left: Iterator[bool] = iter(rest)
+    norms = list(islice(left, len(ctx.layer.norm_weights)))
+    return for_x, norms, [list(islice(left, len(packed.parameters))) for packed in ctx.layer.projections]
 
 
 class _Norm(torch.autograd.Function):
@@ -244,6 +234,42 @@ class _Norm(torch.autograd.Function):
         return d_x, d_weight.to(weight_D.dtype), None
 
 
+class Block:
+    """A layer's modules: what lasts from pass to pass."""
+
+    def __init__(self, parts: LayerParts, gelu: bool, dtype: torch.dtype) -> None:
+        self.parts, self.gelu, self.dtype = parts, gelu, dtype
+        self.qkv = Packed([parts.q, parts.k, parts.v], dtype)
+        self.out, self.down = Packed([parts.out], dtype), Packed([parts.down], dtype)
+        self.gate_up = Packed([parts.gate, parts.up], dtype)
+        self.heads, self.kv_heads = (size // parts.head_dim for size in self.qkv.sizes[:2])
+        self.tile = max(TILE_BYTES // (sum(self.gate_up.sizes) * dtype.itemsize) // ALIGNED * ALIGNED, ALIGNED)
+
+    def layer_sizes(self, wide: int, low: int) -> LayerSizes:
+        """What its memory follows from; the bytes of a number that goes on, and of one that is computed with."""
+        width, inner = self.qkv.width, self.down.width
+        return LayerSizes(width, inner, self.heads, self.kv_heads, self.parts.head_dim, wide, low)
+
+    def now(self, copies: Copies) -> Layer:
+        """As it is at this moment, adapters included; what is to be rounded first goes to `copies`."""
+        parts = self.parts
+        return Layer(
+            before=parts.before,
+            between=parts.between,
+            qk_norms=None if parts.q_norm is None or parts.k_norm is None else (parts.q_norm, parts.k_norm),
+            qkv=self.qkv.now(copies),
+            out=self.out.now(copies),
+            gate_up=self.gate_up.now(copies),
+            down=self.down.now(copies),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            scale=parts.scale,
+            gelu=self.gelu,
+            dtype=self.dtype,
+            tile=self.tile,
+        )
+
+
 class Layers:
     """A causal model's body: token ids to what its head reads."""
 
@@ -253,17 +279,18 @@ class Layers:
 
     def __call__(self, ids_L: Tensor, position_L: Tensor, where: Segments, at_M: Tensor, keep: str) -> Tensor:
         """(M, D) of the tokens at `at_M`."""
-        copies = [pair for block in self.blocks for packed in block.projections for pair in packed.laid()]
+        copies: Copies = []
+        layers = [block.now(copies) for block in self.blocks]
         if copies:
             to, of = zip(*copies, strict=True)
             torch._foreach_copy_(list(to), list(of))
         context = PassContext(*self._layout.rotations(position_L), where, keep)
         x_LD = self._layout.embedding(ids_L)
-        layer: Any = _Layer.apply
-        for block in self.blocks:
-            x_LD = layer(x_LD, block, context, *block.parameters)
+        apply: Any = _Layer.apply
+        for layer in layers:
+            x_LD = apply(x_LD, layer, context, *layer.parameters)
         last, apply = self._layout.norm, _Norm.apply
-        found: Tensor = apply(x_LD[at_M], last.weight, last.eps)  # type: ignore[no-untyped-call]
+        found: Tensor = apply(x_LD[at_M], last.weight, last.eps)
         return found
 
     def kept_bytes(self, keep: str) -> int:
@@ -276,4 +303,4 @@ class Layers:
 
     def _sizes(self) -> list[LayerSizes]:
         wide, low = self._layout.embedding.weight.element_size(), self.dtype.itemsize
-        return [block.sizes(wide, low) for block in self.blocks]
+        return [block.layer_sizes(wide, low) for block in self.blocks]

@@ -185,8 +185,9 @@ def _layers_by_hand(plain: Scorer, plan: ScoringPlan) -> Layers | None:
             return layers
         warnings.warn("the update goes through the module, which is slower: by hand it gives other numbers",
                       stacklevel=6)  # fmt: skip
-    except Unsupported:
-        pass
+    except Unsupported as reason:
+        if plain.causal is not plain.model:  # an adapter would be expected to be fast
+            warnings.warn(f"the update goes through the module, which is slower: {reason}", stacklevel=6)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler may fail in any way

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo.language.samples import Sample
 from grpo.language.scoring import memory, segments
+from grpo.language.scoring.decoder_layout import unwrapped
 from grpo.language.scoring.head import log_probs
 from grpo.language.scoring.packing import PackedBatch, fill, pack
 from grpo.rollouts import Scores
@@ -163,8 +164,10 @@ class Scorer:
         return (self._by_kernels if self.plan.fused_head else self._by_tiles)(hidden_MD, target_M, entropy)
 
     def _by_kernels(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        weight, bias = self.head.weight, self.head.bias
-        logp_M, entropy_M = log_probs(hidden_MD, weight, target_M, self.temperature, bias_V=bias, entropy=entropy)
+        head, adapter = unwrapped(self.head)
+        logp_M, entropy_M = log_probs(
+            hidden_MD, head.weight, target_M, self.temperature, bias_V=head.bias, adapter=adapter, entropy=entropy
+        )
         return logp_M, logp_M if entropy_M is None else entropy_M
 
     def _by_tiles(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:

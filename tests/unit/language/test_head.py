@@ -17,6 +17,7 @@ pytestmark = [
 from grpo.language.samples import Prompt, Sample  # noqa: E402
 from grpo.language.scoring import head, probe  # noqa: E402
 from grpo.language.scoring import scorer as scorer_module  # noqa: E402
+from grpo.language.scoring.decoder_layout import Adapter  # noqa: E402
 from grpo.language.scoring.head import log_probs, summaries  # noqa: E402
 from grpo.language.scoring.kernels import head as head_kernels  # noqa: E402
 from grpo.language.scoring.probe import head_fuses, make_scorer  # noqa: E402
@@ -63,6 +64,18 @@ def pulled(outputs, weights, inputs):
 def check(found, expected, rtol=1e-4, atol=2e-5):
     for mine, exact in zip(found, expected, strict=True):
         torch.testing.assert_close(mine.double(), exact.double(), rtol=rtol, atol=atol)
+
+
+def test_an_adapter_on_the_head_gets_the_definition_s_gradients_and_its_frozen_weight_none():
+    hidden, weight, bias, target, *weights = numbers()
+    a, b, scale = torch.randn(3, WIDTH, device=DEVICE), torch.randn(VOCABULARY, 3, device=DEVICE), 1.7
+    mine, exact = (leaves(hidden, a, b) for _ in range(2))
+    adapter = Adapter(mine[1], mine[2], scale)
+    found = log_probs(mine[0], weight, target, 0.6, bias_V=bias, adapter=adapter, entropy=True, tile=3)
+    whole = weight.double() + scale * exact[2].double() @ exact[1].double()
+    expected = defined(exact[0], whole, bias, target, 0.6)[:2]
+    check(found, expected)
+    check(pulled(found, weights, mine), pulled(expected, weights, exact))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])

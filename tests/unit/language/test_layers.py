@@ -5,11 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="kernels need triton, which is there for Linux")
 
+from grpo.language.scoring import layers as module_layers
 from grpo.language.scoring import segments
 from grpo.language.scoring.decoder_layout import KEEP, Unsupported
 from grpo.language.scoring.kernels import layers as kernels
-from grpo.language.scoring.layers import Layers, _one_memory
+from grpo.language.scoring.layers import Layers
 from grpo.language.scoring.packing import pack
+from grpo.language.scoring.projections import one_memory
 from grpo.language.scoring.scorer import Scorer, ScoringPlan
 from tests.unit.language.families import FUSED, family
 from tests.unit.language.test_segments import plain_backward, plain_forward, samples
@@ -32,14 +34,19 @@ def by_the_module(model, rows, steps=7):
     return scores, gradients(model)
 
 
-def by_hand(model, rows, keep, steps=7, dtype=torch.float32):
+def forward(model, rows, keep="input", steps=7, dtype=torch.float32):
     scorer = Scorer(model, 0.7, ScoringPlan())
     batch = pack(rows, steps, "segments", 0, torch.device("cpu"))
-    layers = Layers(model, dtype)
+    layers = Layers(scorer.causal, dtype)
     hidden = layers(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)
     logp_M, entropy_M = scorer.of_hidden(hidden, batch.target_M, True)
-    (logp_M.sum() + 0.1 * entropy_M.sum()).backward()
     found = torch.zeros(len(rows) * steps).scatter(0, batch.cell_M, logp_M.detach()).view(len(rows), steps)
+    return found, logp_M, entropy_M
+
+
+def by_hand(model, rows, keep, steps=7, dtype=torch.float32):
+    found, logp_M, entropy_M = forward(model, rows, keep, steps, dtype)
+    (logp_M.sum() + 0.1 * entropy_M.sum()).backward()
     return found, gradients(model)
 
 
@@ -121,6 +128,27 @@ def test_weights_that_are_frozen_get_no_gradient():
     same(by_hand(model, rows, "attention")[1], expected)
 
 
+def test_an_adapter_beside_frozen_weights_gets_peft_s_gradients_tile_by_tile(monkeypatch):
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr(module_layers, "ALIGNED", 24)
+    monkeypatch.setattr(module_layers, "TILE_BYTES", 1)
+    rows, config = samples(), peft.LoraConfig(r=2, lora_alpha=3, target_modules="all-linear")
+    model = peft.get_peft_model(tiny_model(attention_bias=True), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    scores, expected = by_the_module(model, rows)
+    assert len(Layers(model.get_base_model(), torch.float32).blocks[0].now([]).tiles(43)) == 2
+    logp_NT, found = by_hand(model, rows, "input")
+    assert torch.allclose(logp_NT, scores.logp_NT.detach(), atol=1e-5)
+    assert all((grad is None) == ("lora" not in name) for name, grad in found.items())
+    same(found, expected)
+    with model.disable_adapter(), torch.no_grad():
+        expected = Scorer(model, 0.7, ScoringPlan())(rows, 7).logp_NT
+        assert torch.allclose(forward(model, rows)[0], expected, atol=1e-5)
+
+
 def test_the_weights_of_now_are_computed_with():
     model, rows = tiny_model(), samples()
     batch = pack(rows, 7, "segments", 0, torch.device("cpu"))
@@ -138,11 +166,11 @@ def test_the_weights_of_now_are_computed_with():
 def test_projections_that_lie_side_by_side_are_read_in_place():
     whole = torch.randn(9, 4)
     parts = list(torch.split(whole, [4, 2, 3]))
-    found = _one_memory(parts, torch.float32)
+    found = one_memory(parts, torch.float32)
     assert found is not None and found.data_ptr() == whole.data_ptr() and torch.equal(found, whole)
-    assert _one_memory(parts[::-1], torch.float32) is None
-    assert _one_memory(parts, torch.bfloat16) is None
-    assert _one_memory([parts[0], parts[1].clone()], torch.float32) is None
+    assert one_memory(parts[::-1], torch.float32) is None
+    assert one_memory(parts, torch.bfloat16) is None
+    assert one_memory([parts[0], parts[1].clone()], torch.float32) is None
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "phi3"])

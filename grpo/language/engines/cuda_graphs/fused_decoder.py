@@ -18,41 +18,36 @@ from grpo.language.engines.cuda_graphs.attention import Places, causal
 from grpo.language.engines.cuda_graphs.blocks import BlockManager
 from grpo.language.engines.cuda_graphs.kernels import Attention, add_norm, attend, rope_and_store
 from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
-from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm, Unsupported, hooked
+from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm, Unsupported, unwrapped
 from grpo.language.scoring.head import product, wide
 from grpo.language.scoring.kernels.layers import gate
+from grpo.language.scoring.projections import factor_copies, side_by_side
 
 
 class Linears:
     """Projections that read the same input, as one product; adapters (LoRA) beside it."""
 
     def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        bases, self._adapters = [], []
-        for module in modules:
-            base, adapter = _unwrapped(module)
-            bases.append(base)
-            self._adapters.append(adapter)
-        self._sources = [base.weight for base in bases]
-        self.sizes = [base.out_features for base in bases]
-        self._rounded = any(weight.dtype != dtype for weight in self._sources)
-        if len(bases) == 1 and not self._rounded:
-            self.weight = bases[0].weight.data
-        else:
-            with torch.no_grad():
-                self.weight = torch.cat([weight.data.to(dtype) for weight in self._sources])
-            if not self._rounded:  # one memory for both: what training changes here is changed there
-                for weight, part in zip(self._sources, torch.split(self.weight, self.sizes), strict=True):
-                    weight.data = part
-        self._biases = [base.bias for base in bases]
+        found = [unwrapped(module) for module in modules]
+        if odd := [type(base).__name__ for base, _ in found if type(base) is not nn.Linear]:
+            raise Unsupported(f"it has a {odd[0]}")
+        self._adapters = [adapter for _, adapter in found]
+        self._sources = [base.weight for base, _ in found]
+        self.sizes = [int(base.out_features) for base, _ in found]
+        # One memory for both where the type is the same: what training changes here is changed there.
+        shared = side_by_side(self._sources, dtype)
+        self._rounded = shared is None
+        with torch.no_grad():
+            self.weight = torch.cat([weight.to(dtype) for weight in self._sources]) if shared is None else shared
+        self._biases = [base.bias for base, _ in found]
         self.bias = None
         if any(bias is not None for bias in self._biases):
             self.bias = torch.zeros(sum(self.sizes), dtype=dtype, device=self.weight.device)
-        ranks = [0 if adapter is None else adapter[0].shape[0] for adapter in self._adapters]
+        ranks = sum(adapter.rank for adapter in self._adapters if adapter is not None)
         self.a_RD = self.b_OR = None
-        if any(ranks):
-            self.a_RD = torch.zeros(sum(ranks), self.weight.shape[1], dtype=dtype, device=self.weight.device)
-            self.b_OR = torch.zeros(sum(self.sizes), sum(ranks), dtype=dtype, device=self.weight.device)
-        self._ranks = ranks
+        if ranks:
+            self.a_RD = torch.zeros(ranks, self.weight.shape[1], dtype=dtype, device=self.weight.device)
+            self.b_OR = torch.zeros(sum(self.sizes), ranks, dtype=dtype, device=self.weight.device)
 
     def copies(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What is rounded before a rollout: to, from."""
@@ -63,13 +58,7 @@ class Linears:
                 if bias is not None:
                     yield part, bias
         if self.a_RD is not None and self.b_OR is not None:
-            out = rank = 0
-            for size, width, adapter in zip(self.sizes, self._ranks, self._adapters, strict=True):
-                if adapter is not None:
-                    a, b, scale = adapter
-                    yield self.a_RD[rank : rank + width], a
-                    yield self.b_OR[out : out + size, rank : rank + width], b if scale == 1 else b * scale
-                out, rank = out + size, rank + width
+            yield from factor_copies(self._adapters, self.sizes, self.a_RD, self.b_OR)
 
     def __call__(self, x: Tensor) -> Tensor:
         out = F.linear(x, self.weight, self.bias)
@@ -84,28 +73,6 @@ class Linears:
         out = torch.empty(len(x), len(self.weight), dtype=torch.float32, device=x.device)
         product(x, self.weight.t(), out)
         return out
-
-
-def _unwrapped(module: Any) -> tuple[nn.Linear, tuple[Tensor, Tensor, float] | None]:
-    """A linear layer and the adapter that is active on it."""
-    if hooked(module):
-        raise Unsupported("a hook watches it")
-    if type(module) is nn.Linear:
-        return module, None
-    base = getattr(module, "base_layer", None)
-    active = getattr(module, "active_adapters", None)
-    if type(base) is not nn.Linear or active is None or not hasattr(module, "lora_A"):
-        raise Unsupported(f"it has a {type(module).__name__}")
-    if module.merged or module.disable_adapters:
-        active = []
-    active = [name for name in active if name in module.lora_A]
-    variants = getattr(module, "lora_variant", {})
-    if len(active) > 1 or any(name in variants for name in active) or any(module.lora_bias.get(n) for n in active):
-        raise Unsupported("its adapter is more than one plain LoRA")
-    if not active:
-        return base, None
-    name = active[0]
-    return base, (module.lora_A[name].weight, module.lora_B[name].weight, float(module.scaling[name]))
 
 
 @dataclass(frozen=True)

@@ -79,16 +79,27 @@ def _norm_backward(
 
 
 def norm_backward(
-    grad_LD: Tensor, x_LD: Tensor, weight_D: Tensor, eps: float, around_LD: Tensor | None = None
+    grad_LD: Tensor,
+    x_LD: Tensor,
+    weight_D: Tensor,
+    eps: float,
+    around_LD: Tensor | None = None,
+    room: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by x, with what went around the norm added: in x's type and in grad's; and by the weight (float32)."""
+    """Gradients by x, with what went around the norm added: in x's type and in grad's; and by the weight (float32).
+
+    room: where the first two go; one memory where the types are the same.
+    """
     rows, size = x_LD.shape
     programs, wide = min(PROGRAMS, rows), _power(size)
-    out_LD, sums_PD = torch.empty_like(x_LD), torch.empty(programs, size, dtype=torch.float32, device=x_LD.device)
-    low_LD = out_LD if grad_LD.dtype == x_LD.dtype else torch.empty_like(grad_LD)
+    sums_PD = torch.empty(programs, size, dtype=torch.float32, device=x_LD.device)
+    if room is None:
+        out_LD = torch.empty_like(x_LD)
+        room = out_LD, out_LD if grad_LD.dtype == x_LD.dtype else torch.empty_like(grad_LD)
+    out_LD, low_LD = room
     _norm_backward[(programs,)](
         grad_LD, x_LD, weight_D, x_LD if around_LD is None else around_LD, out_LD, low_LD, sums_PD, eps, rows,
-        D=size, D_P=wide, AROUND=around_LD is not None, LOW=low_LD is not out_LD, num_warps=_warps(wide),
+        D=size, D_P=wide, AROUND=around_LD is not None, LOW=low_LD.dtype != out_LD.dtype, num_warps=_warps(wide),
     )  # fmt: skip
     return out_LD, low_LD, sums_PD.sum(0)
 
