@@ -57,8 +57,18 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "ids_mp": {"detokenize": False, "multiprocessing": True, "widest_graph": None},
     # By default its graphs end at 512 sequences.
     "ids_wide": {"detokenize": False, "multiprocessing": False, "widest_graph": 1024},
+    # Nobody could train on what it makes then: its own log-probs of what it sampled are what a ratio is taken to.
+    "ids_wide_nologp": {"detokenize": False, "multiprocessing": False, "widest_graph": 1024, "logprobs": False},
+    "async": {"detokenize": False, "multiprocessing": True, "widest_graph": 1024, "async_scheduling": True},
+    "async_nologp": {
+        "detokenize": False,
+        "multiprocessing": True,
+        "widest_graph": 1024,
+        "async_scheduling": True,
+        "logprobs": False,
+    },
 }
-"""Of vLLM; the best of them is what ours is compared with."""
+"""Of vLLM; the best of them with log-probs, and the best without, is what ours is compared with."""
 
 
 @dataclass(frozen=True)
@@ -74,20 +84,21 @@ class Cell:
     ending: bool = False
     """Rows end at random lengths."""
     configuration: str = ""
-    extra: bool = False
-    """Measured only where it is named."""
     microbatch: int | None = None
     """Tokens of a pass of an update; None: as many as memory allows."""
     repeats: int | None = None
     """Where it is not as often as the others."""
     mean: int = MEAN
     """Tokens of a prompt, on average."""
+    lora: int = 0
+    """Rank of an adapter on all linear layers; 0: all weights are trained."""
 
     @property
     def job(self) -> tuple[str, str, str]:
         """Cells that one process can measure."""
         how = CONFIGURATIONS.get(self.configuration, {})
-        return self.peer, self.model, str([how.get(name) for name in ("multiprocessing", "widest_graph")])
+        started = ("multiprocessing", "widest_graph", "async_scheduling")
+        return self.peer, self.model, str([how.get(name) for name in started])
 
 
 def every_cell() -> list[Cell]:
@@ -98,11 +109,8 @@ def every_cell() -> list[Cell]:
         kinds += [("256_ending", {"ending": True})] if model == "qwen17" else []
         found += [Cell(f"{model}_{kind}", "ours", model, **more) for kind, more in kinds]
         for how in CONFIGURATIONS:
-            wide = how == "ids_wide"
             found += [
-                Cell(f"vllm_{model}_{kind}_{how}", "vllm", model, configuration=how, extra=wide, **more)
-                for kind, more in kinds
-                if not wide or kind == "1024"
+                Cell(f"vllm_{model}_{kind}_{how}", "vllm", model, configuration=how, **more) for kind, more in kinds
             ]
         if model == "smollm":
             found += [Cell("step_smollm", "step", model), Cell("trl_smollm", "trl", model)]
@@ -114,7 +122,23 @@ def every_cell() -> list[Cell]:
     found += [Cell("step_qwen17", "step", "qwen17"), Cell("trl_qwen17", "trl", "qwen17", repeats=2)]
     found += [Cell(f"scale_group_{n}", "step", "smollm", group=n, repeats=3) for n in (4, 16, 32)]
     found += [Cell(f"scale_length_{n}", "step", "smollm", tokens=n, repeats=3) for n in (64, 128, 512)]
-    return found + [Cell(f"scale_model_{model}", "step", model, repeats=3) for model in ("qwen06", "llama3b")]
+    found += [Cell(f"scale_model_{model}", "step", model, repeats=3) for model in ("qwen06", "llama3b")]
+    return found + large_cells()
+
+
+def large_cells() -> list[Cell]:
+    """Large models with an adapter, and long rows."""
+    one: dict[str, Any] = {"prompts": 1, "group": 1, "repeats": 2}
+    return [
+        Cell("step_qwen8_lora", "step", "qwen8", prompts=16, tokens=512, lora=16, repeats=3),
+        Cell("step_qwen17_4096", "step", "qwen17", prompts=8, tokens=4096, repeats=2),
+        Cell("step_qwen17_16384", "step", "qwen17", prompts=2, tokens=16_384, repeats=1),
+        Cell("step_qwen32_lora", "step", "qwen32", prompts=1, tokens=8192, lora=16, repeats=1),
+        Cell("update_qwen06_65536", "update", "qwen06", tokens=65_408, **one),
+        Cell("update_qwen4_lora_65536", "update", "qwen4", tokens=65_408, lora=16, **one),
+        Cell("update_qwen8_lora_131072", "update", "qwen8", tokens=130_944, lora=16, **{**one, "repeats": 1}),
+        Cell("update_qwen8_lora_262144", "update", "qwen8", tokens=262_016, lora=16, **{**one, "repeats": 1}),
+    ]
 
 
 def lengths(count: int, mean: int = MEAN) -> list[int]:
@@ -131,6 +155,7 @@ def settings(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         prompts, group, tokens, mean = max(prompts // 16, 2), 2, 8, 8
     how = CONFIGURATIONS.get(cell.configuration)
     further = {} if cell.microbatch is None else {"tokens_per_microbatch": cell.microbatch}
+    further |= {"lora_rank": cell.lora} if cell.lora else {}
     return {
         "peer": cell.peer,
         "model": "tiny" if args.tiny else cell.model,
@@ -279,13 +304,13 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(patterns: list[str]) -> list[Cell]:
-    """The cells that are named; without a name all but the extra ones."""
+    """The cells that are named; without a name all."""
     every = every_cell()
     for pattern in patterns:
         if not fnmatch.filter([cell.name for cell in every], pattern):
             raise SystemExit(f"there is no cell {pattern}; --list names them")
     if not patterns:
-        return [cell for cell in every if not cell.extra]
+        return every
     return [cell for cell in every if any(fnmatch.fnmatch(cell.name, pattern) for pattern in patterns)]
 
 
@@ -297,7 +322,7 @@ def main(words: list[str] | None = None) -> None:
             found = cells.read(args.results / f"{cell.name}.json")
             state = "open, of other settings" if found and "error" not in found else gpu_report.told(found)
             state = state if is_open(cell, args) else gpu_report.told(found)
-            print(f"{cell.name:32} {'extra, ' if cell.extra else ''}{state}")
+            print(f"{cell.name:32} {state}")
         return
     if not args.table:
         with cells.ending_tidily():

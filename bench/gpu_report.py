@@ -14,6 +14,9 @@ MODELS = {
     "qwen06": "Qwen3-0.6B shape",
     "qwen17": "Qwen3-1.7B shape",
     "llama3b": "Llama-3.2-3B shape",
+    "qwen4": "Qwen3-4B shape",
+    "qwen8": "Qwen3-8B shape",
+    "qwen32": "Qwen3-32B shape",
     "tiny": "tiny",
 }
 STEPS = {"step": "ours", "trl": "TRL, `generate`", "trl_vllm": "TRL, vLLM in its process"}
@@ -22,6 +25,9 @@ CONFIGURATIONS = {
     "ids": "detokenize off",
     "ids_mp": "detokenize off, multiprocessing on",
     "ids_wide": "detokenize off, graphs to 1,024",
+    "ids_wide_nologp": "detokenize off, graphs to 1,024, log-probs off",
+    "async": "detokenize off, graphs to 1,024, asynchronous scheduling",
+    "async_nologp": "detokenize off, graphs to 1,024, asynchronous scheduling, log-probs off",
 }
 OURS, THEIRS, OTHER = "tab:blue", "tab:orange", "tab:green"
 ELSEWHERE = "†"
@@ -64,9 +70,10 @@ def good(cells: dict[str, Found], *peers: str) -> dict[str, Found]:
     return {name: c for name, c in cells.items() if "error" not in c and c["settings"]["peer"] in peers}
 
 
-def rival(cells: dict[str, Found], ours: str) -> Found | None:
-    """Of vLLM's configurations for the same prompts and tokens the one that made most a second."""
+def rival(cells: dict[str, Found], ours: str, logprobs: bool = True) -> Found | None:
+    """Of vLLM's configurations for the same prompts and tokens, with or without log-probs, the fastest."""
     others = [c for c in good(cells, "vllm").values() if _same(c, cells[ours])]
+    others = [c for c in others if c["settings"]["configuration"].get("logprobs", True) == logprobs]
     return max(others, key=lambda c: quartiles(rates(c))[1], default=None)
 
 
@@ -85,7 +92,8 @@ def mark(one: Found, other: Found) -> str:
 def rows_of(found: Found) -> str:
     """What was asked for."""
     s = found["settings"]
-    return f"{s['prompts']} × {s['group']} × {s['tokens']}{', rows end' if s['ends'] else ''}"
+    ending, adapter = ", rows end" if s["ends"] else "", f", LoRA {s['lora_rank']}" if s.get("lora_rank") else ""
+    return f"{s['prompts']} × {s['group']} × {s['tokens']}{ending}{adapter}"
 
 
 def tables(cells: dict[str, Found]) -> str:
@@ -103,23 +111,28 @@ def _rollouts(cells: dict[str, Found]) -> str:
         return ""
     lines = [
         "| model | prompts × completions × tokens | ours, tokens/s | vLLM's best, tokens/s | ours ÷ vLLM "
-        "| floor ÷ ours | GiB, ours | graphs captured while timed |",
-        "|---|---|---|---|---|---|---|---|",
+        "| its best without log-probs | ours ÷ that | floor ÷ ours | GiB, ours | graphs captured while timed |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in sorted(ours, key=_place):
-        cell, other = ours[name], rival(cells, name)
-        theirs, ratio = "–", "–"
-        if other is not None:
-            how = CONFIGURATIONS[other["settings"]["configuration"]["name"]]
-            theirs = f"{spread(rates(other), ',.0f')}: {how}"
-            ratio = f"{quartiles(rates(cell))[1] / quartiles(rates(other))[1]:.2f}{mark(cell, other)}"
+        cell = ours[name]
         share = cell["floor_seconds"] / statistics.median(cell["seconds"])
         memory = cell["peak"].get("allocated_gib")
         model = MODELS[cell["settings"]["model"]]
-        texts = [model, rows_of(cell), spread(rates(cell), ",.0f"), theirs, ratio, f"{share:.2f}"]
+        texts = [model, rows_of(cell), spread(rates(cell), ",.0f")]
+        texts += [*_beside(cell, rival(cells, name)), *_beside(cell, rival(cells, name, logprobs=False))]
+        texts += [f"{share:.2f}"]
         texts += ["–" if memory is None else f"{memory:.1f}", str(cell["captures_while_timed"])]
         lines.append(f"| {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
+
+
+def _beside(cell: Found, other: Found | None) -> list[str]:
+    """What the peer makes and how, and how often that ours is."""
+    if other is None:
+        return ["–", "–"]
+    ratio = f"{quartiles(rates(cell))[1] / quartiles(rates(other))[1]:.2f}{mark(cell, other)}"
+    return [f"{spread(rates(other), ',.0f')}: {CONFIGURATIONS[_how(other)]}", ratio]
 
 
 def _vllm(cells: dict[str, Found]) -> str:
@@ -158,10 +171,15 @@ def _model_then_peer(cell: Found) -> tuple[int, int]:
     return list(MODELS).index(cell["settings"]["model"]), list(STEPS).index(cell["settings"]["peer"])
 
 
+PUBLISHED = {"update_qwen06_65536": (10_100, 19.6), "update_qwen4_lora_65536": (4_160, 42.0)}
+"""Tokens a second and GiB that prime-rl publishes for its trainer on one H100 (benchmarks/baselines of its repository);
+not measured here."""
+
+
 def matmul_share(cell: Found) -> float:
-    """6 operations a weight for every token that was computed, of what a large product does in the same time."""
-    rate = 6 * cell["weights"] * cell["computed_tokens"] / statistics.median(cell["seconds"])
-    return float(rate / cell["ceilings"]["matmul_flops_per_s"])
+    """The operations of an update, none of them counted twice, of what a large product does in the same time."""
+    needed = cell.get("operations") or 6 * cell["weights"] * cell["computed_tokens"]
+    return float(needed / statistics.median(cell["seconds"]) / cell["ceilings"]["matmul_flops_per_s"])
 
 
 def _updates(cells: dict[str, Found]) -> str:
@@ -169,8 +187,8 @@ def _updates(cells: dict[str, Found]) -> str:
     if not updates:
         return ""
     lines = [
-        "| an update | seconds | TFLOP/s | of the matmul rate | passes | GiB |",
-        "|---|---|---|---|---|---|",
+        "| an update | seconds | tokens/s | TFLOP/s | of the matmul rate | passes | GiB | prime-rl publishes (H100) |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in sorted(updates, key=lambda name: (list(MODELS).index(updates[name]["settings"]["model"]), name)):
         cell = updates[name]
@@ -179,18 +197,22 @@ def _updates(cells: dict[str, Found]) -> str:
         share, memory = matmul_share(cell), cell["peak"].get("allocated_gib")
         texts = [label, spread(cell["seconds"], ".3g")]
         texts += [
+            f"{cell['computed_tokens'] / statistics.median(cell['seconds']):,.0f}",
             f"{share * cell['ceilings']['matmul_flops_per_s'] / 1e12:.0f}",
             f"{share:.2f}",
             str(cell["passes"][-1]),
         ]
-        lines.append(f"| {' | '.join([*texts, '–' if memory is None else f'{memory:.1f}'])} |")
+        texts.append("–" if memory is None else f"{memory:.1f}")
+        speed, size = PUBLISHED.get(name, (0, 0.0))
+        texts.append(f"{speed:,} tokens/s, {size:.1f} GiB" if speed else "–")
+        lines.append(f"| {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
 
 
 AXES = {
-    "completions of a prompt": ("scale_group_", "step_smollm", lambda c: c["settings"]["group"]),
-    "tokens of a completion": ("scale_length_", "step_smollm", lambda c: c["settings"]["tokens"]),
-    "millions of weights": ("scale_model_", "step_", lambda c: c["weights"] / 1e6),
+    "completions of a prompt": ("scale_group_", ["step_smollm"], lambda c: c["settings"]["group"]),
+    "tokens of a completion": ("scale_length_", ["step_smollm"], lambda c: c["settings"]["tokens"]),
+    "millions of weights": ("scale_model_", ["step_smollm", "step_qwen17"], lambda c: c["weights"] / 1e6),
 }
 """What a step's time is drawn against: cells that vary it, those that lie on the same line, and its value."""
 
@@ -200,7 +222,7 @@ def scaling(cells: dict[str, Found]) -> dict[str, list[tuple[float, float]]]:
     steps = {name: cell for name, cell in good(cells, "step").items() if "weights" in cell}
     found = {}
     for label, (own, also, value) in AXES.items():
-        some = [cell for name, cell in steps.items() if name.startswith((own, also))]
+        some = [cell for name, cell in steps.items() if name.startswith(own) or name in also]
         points = {float(value(cell)): statistics.median(cell["seconds"]) for cell in some}
         if len(points) > 2:
             found[label] = sorted(points.items())

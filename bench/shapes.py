@@ -16,7 +16,8 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }
-QWEN3 = {"model_type": "qwen3", "vocab_size": 151_936, "max_position_embeddings": 40_960, "rope_theta": 1e6}
+QWEN3 = {"model_type": "qwen3", "vocab_size": 151_936, "max_position_embeddings": 1_048_576, "rope_theta": 1e6}
+"""With room for rows that are longer than the 40,960 tokens which the published ones are for."""
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen17": {
         **QWEN3,
@@ -37,6 +38,36 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8,
         "head_dim": 128,
         "tie_word_embeddings": True,
+    },
+    "qwen4": {
+        **QWEN3,
+        "hidden_size": 2560,
+        "intermediate_size": 9728,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "qwen8": {
+        **QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+    "qwen32": {
+        **QWEN3,
+        "hidden_size": 5120,
+        "intermediate_size": 25_600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
     },
     "llama3b": {
         "model_type": "llama",

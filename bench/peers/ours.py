@@ -104,7 +104,8 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     settings, device = cell["settings"], asked["device"]
     source: dict[str, Any] = {"model": asked["folder"]}
     if asked["model"] != "smollm" or asked["tiny"]:
-        made = models.random_model(models.shape_of(asked), "float32", device)
+        kept = asked["dtype"] if "lora_rank" in settings else "float32"
+        made = models.random_model(models.shape_of(asked), kept, device)
         source = {"model": made, "processing_class": models.words(made.config.vocab_size)}
     config = GRPOConfig(
         device=device,
@@ -118,6 +119,7 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         skip_apply_chat_template=True,
         preflight=False,
         reward_workers=1,
+        **_adapter(settings),
     )
     rewards = f"{Path(__file__).parent / 'reward.py'}:variety"
     rows = [{"prompt": text} for text in cell["texts"]]
@@ -147,27 +149,49 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         "weights": weights,
         "layers_by_hand": by_hand,
         "weights_in": "float32, products in bfloat16" if asked["dtype"] == "bfloat16" else asked["dtype"],
+        "out_of_memory": [report.get("microbatch_halvings", 0.0)],
     }
 
 
+def _adapter(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run: an adapter on all linear layers, or none."""
+    return {"lora_rank": settings["lora_rank"], "lora_targets": "all-linear"} if "lora_rank" in settings else {}
+
+
+def _operations(config: Any, weights: int, adapter: bool, cell: dict[str, Any]) -> float:
+    """Of an update: products with weights (no gradient of theirs where an adapter is trained), and attention."""
+    group, made = cell["settings"]["group"], cell["settings"]["tokens"]
+    computed = sum(len(ids) + group * made for ids in cell["prompts"])
+    # Pairs of positions that attend: a prompt's among themselves, and those of every completion.
+    pairs = sum(len(p) ** 2 / 2 + group * (made * len(p) + made**2 / 2) for p in cell["prompts"])
+    width = config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    return (4 if adapter else 6) * weights * computed + 12 * width * pairs
+
+
 def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of each update of all weights, kept in float32: forward, back, AdamW; tokens are those computed."""
+    """Seconds of each update: forward, back, AdamW; of all weights, kept in float32, or of an adapter's."""
+    from grpo.language.config import LanguageConfig
+    from grpo.language.model.adapters import with_adapter
     from grpo.language.samples import Prompt, Sample
     from grpo.language.scoring.policy import LanguagePolicy
     from grpo.language.scoring.probe import make_scorer
 
     settings, device = cell["settings"], asked["device"]
-    model = models.load(asked).float()
+    model = models.load(asked)
+    if "lora_rank" in settings:
+        model, _ = with_adapter(model, LanguageConfig(**_adapter(settings)))
+    else:
+        model = model.float()
     low = None if asked["dtype"] == "float32" else getattr(torch, asked["dtype"])
     scorer = make_scorer(model, 1.0, budget=settings.get("tokens_per_microbatch"), autocast=low)
     policy = LanguagePolicy(model, scorer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device == "cuda")
+    optimizer = torch.optim.AdamW(policy.parameters().values(), lr=1e-6, fused=device == "cuda")
     draw, steps = torch.Generator().manual_seed(0), settings["tokens"]
     rows = []
     for number, ids in enumerate(cell["prompts"]):
         prompt = Prompt(number, ids, "", None)
         for _ in range(settings["group"]):
-            made = torch.randint(0, model.config.vocab_size, (steps,), generator=draw)
+            made = torch.randint(0, scorer.causal.config.vocab_size, (steps,), generator=draw)
             rows.append(Sample(prompt, made, torch.ones(steps, dtype=torch.bool), None, "length", ""))
     worth = torch.randn(len(rows), 1, generator=draw).to(device) / (len(rows) * steps)
     tokens = sum(map(len, cell["prompts"])) + len(rows) * steps
@@ -201,6 +225,7 @@ def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         "weights": weights,
         "peak": most,
         "packing": scorer.packing,
+        "operations": _operations(scorer.causal.config, weights, "lora_rank" in settings, cell),
         "layers_by_hand": scorer.by_hand,
         "ceilings": ceilings(device, asked["dtype"]),
     }

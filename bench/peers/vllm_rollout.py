@@ -1,4 +1,4 @@
-"""vLLM: the same prompts, the same number of tokens, log-probs on, from a folder with the same weights."""
+"""vLLM: the same prompts, the same number of tokens, log-probs on or off, from a folder with the same weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rollout(llm: Any, asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, 
     given = {
         "n": settings["group"],
         "temperature": 1.0,
-        "logprobs": 0,
+        "logprobs": 0 if how.get("logprobs", True) else None,
         "ignore_eos": True,
         "detokenize": how["detokenize"],
     }
@@ -51,7 +51,9 @@ def rollout(llm: Any, asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, 
         seconds.append(time.perf_counter() - start)
         tokens.append(sum(len(row.token_ids) for request in made for row in request.outputs))
     rows = [row for request in made for row in request.outputs]
-    assert len(rows) == len(prompts) * settings["group"] and all(row.logprobs for row in rows)
+    assert len(rows) == len(prompts) * settings["group"] and all(
+        bool(row.logprobs) == how.get("logprobs", True) for row in rows
+    )
     longest = max(len(row.token_ids) for row in rows)
     return {
         "seconds": seconds,
@@ -67,14 +69,16 @@ def main() -> None:
     for name, value in OFFLINE.items():
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("vllm") is None:
-        raise SystemExit("vllm is not installed: pip install vllm==0.24.0, or give --vllm-path")
+        raise SystemExit("vllm is not installed: pip install vllm, or give --vllm-path")
     how = asked["cells"][0]["settings"]["configuration"]
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if how["multiprocessing"] else "0"
     from vllm import LLM
 
-    further = {}
+    further: dict[str, Any] = {}
     if how["widest_graph"]:
         further["compilation_config"] = {"max_cudagraph_capture_size": how["widest_graph"]}
+    if "async_scheduling" in how:
+        further["async_scheduling"] = how["async_scheduling"]
     llm = LLM(
         model=asked["folder"],
         dtype=asked["dtype"],

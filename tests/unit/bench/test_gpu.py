@@ -160,8 +160,8 @@ def test_the_merged_file_holds_every_cell(tmp_path):
 
 def test_names_and_patterns_choose_cells():
     assert [cell.name for cell in gpu.chosen(["smollm_256"])] == ["smollm_256"]
-    assert len(gpu.chosen(["vllm_smollm_256_*"])) == 3
-    assert not any(cell.extra for cell in gpu.chosen([]))
+    assert len(gpu.chosen(["vllm_smollm_256_*"])) == len(gpu.CONFIGURATIONS)
+    assert gpu.chosen([]) == gpu.every_cell()
     with pytest.raises(SystemExit, match="there is no cell smolm"):
         gpu.chosen(["smolm"])
 
@@ -194,7 +194,8 @@ def test_our_cells_run_once_are_kept_and_become_tables_and_a_chart(tmp_path, cap
 
 def made(peer: str, seconds: float, run: str = "now", how: str = "", **more) -> dict:
     settings = {"peer": peer, "model": "smollm", "prompts": 32, "group": 8, "tokens": 256, "ends": 0, "repeats": 3}
-    settings |= {"prompt_lengths": [64, 192], "configuration": {"name": how} if how else None}
+    configuration = {"name": how, **gpu.CONFIGURATIONS[how]} if how else None
+    settings |= {"prompt_lengths": [64, 192], "configuration": configuration}
     rest = {"peak": {"allocated_gib": 1.5}, "captures_while_timed": 0, "floor_seconds": 0.1}
     tokens = {"mean_length": [256.0]} if peer in gpu_report.STEPS else {"tokens": [65536] * 3}
     about = {"run": run, "machine": {"gpu": "a GPU"}, "versions": {"torch": "2"}, "settings": settings}
@@ -206,11 +207,13 @@ def test_ours_is_compared_with_the_best_of_vllms_configurations():
         "smollm_256": made("ours", 0.4),
         "vllm_smollm_256_default": made("vllm", 4.0, how="default"),
         "vllm_smollm_256_ids": made("vllm", 2.0, how="ids"),
+        "vllm_smollm_256_ids_wide_nologp": made("vllm", 1.0, how="ids_wide_nologp"),
         "vllm_smollm_256_ids_mp": {"error": "no result within 240 s", "settings": {"peer": "vllm"}},
     }
     text = gpu_report.tables(found)
     row = next(line for line in text.splitlines() if "| 5.00 |" in line)
     assert "163,840 (163,840 – 163,840)" in row and "32,768 (32,768 – 32,768): detokenize off" in row
+    assert "65,536 (65,536 – 65,536): detokenize off, graphs to 1,024, log-probs off | 2.50 |" in row
     assert "| 0.25 | 1.5 | 0 |" in row  # the floor's share, memory, captures
     assert "`vllm_smollm_256_ids_mp` failed: no result within 240 s" in text and gpu_report.ELSEWHERE not in text
 
