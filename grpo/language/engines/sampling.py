@@ -34,9 +34,23 @@ class Drawn:
     """Probability (at the same temperature) of the tokens that survived truncation; None: nothing was cut."""
 
 
+class Numbers:
+    """A seed's numbers in [0, 1), some at a time: the same ones whatever the parts they are asked for in."""
+
+    def __init__(self, seed: int, start: int = 0) -> None:
+        bits = np.random.PCG64(seed)
+        if start:
+            bits.advance(start)
+        self._random = np.random.Generator(bits)
+
+    def next(self, count: int) -> np.ndarray:
+        """So many more."""
+        return self._random.random(count)
+
+
 def uniforms(seeds: Sequence[int], length: int) -> Tensor:
     """A row of numbers in [0, 1) for every seed; a longer row begins with the shorter one."""
-    return torch.from_numpy(np.stack([np.random.default_rng(seed).random(length) for seed in seeds]))
+    return torch.from_numpy(np.stack([Numbers(seed).next(length) for seed in seeds]))
 
 
 def draw(logits_NV: Tensor, sampling: Sampling, uniform_N: Tensor, seen_NV: Tensor | None = None) -> Drawn:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,11 @@ from grpo.language.engines import Sampling, Tokens  # noqa: E402
 from grpo.language.engines.cuda_graphs import (  # noqa: E402
     kernels,
     model_runner,
+    noise,
+    pages,
     sampler,
     scheduler,
+    sequence,
 )
 from grpo.language.engines.cuda_graphs.attention import attending  # noqa: E402
 from grpo.language.engines.cuda_graphs.blocks import BlockManager  # noqa: E402
@@ -89,7 +93,7 @@ def attended(how, q, key, value, position, prompt, base):
     return torch.cat(out)
 
 
-@pytest.mark.parametrize("splits", [1, 3], ids=["whole rows", "rows in parts"])
+@pytest.mark.parametrize(("splits", "reach"), [(1, 0), (3, 0), (3, 12)], ids=["whole", "in parts", "long rows"])
 @pytest.mark.parametrize("share_prompts", [False, True], ids=["each row alone", "shared prompts"])
 @pytest.mark.parametrize(
     "how",
@@ -100,9 +104,11 @@ def attended(how, q, key, value, position, prompt, base):
     ],
     ids=["grouped", "window", "softcap"],
 )
-def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, share_prompts, splits):
+def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, share_prompts, splits, reach):
     block_size, slots = 8, 9
-    monkeypatch.setattr(kernels, "TARGET_PROGRAMS", splits * slots * how.kv_heads)
+    monkeypatch.setattr(kernels, "TARGET_PROGRAMS", 1 if reach else splits * slots * how.kv_heads)
+    monkeypatch.setattr(kernels, "LEAST_POSITIONS", 1)
+    monkeypatch.setattr(kernels, "LONG_PROGRAMS", splits * slots * how.kv_heads)
     random = torch.Generator().manual_seed(0)
     blocks = BlockManager([how], 60, torch.float32, torch.device(DEVICE), block_size)
     for pool in blocks.kv_cache[0]:
@@ -123,9 +129,8 @@ def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, 
     )
     before = [pool.clone() for pool in blocks.kv_cache[0]]
     arguments = [x.to(DEVICE) for x in (q, k, v)]
-    out = attend(
-        how, *arguments, *blocks.kv_cache[0], table.to(DEVICE), state.to(DEVICE), share_prompts=share_prompts, tile=16
-    )
+    how_far = {"share_prompts": share_prompts, "reach": reach}
+    out = attend(how, *arguments, *blocks.kv_cache[0], table.to(DEVICE), state.to(DEVICE), **how_far, tile=16)
     for slot in range(slots):
         if slot == 6:  # dead: nothing is written
             continue
@@ -175,7 +180,7 @@ def test_a_token_is_sampled_as_on_the_cpu(sampling, slots):
         made_RT=torch.full((slots, steps), -1, dtype=torch.int32, device=DEVICE),
         logp_RT=torch.zeros(slots, steps, device=DEVICE),
         kept_RT=torch.ones(slots, steps, device=DEVICE),
-        uniform_RT=uniform.to(DEVICE),
+        uniform_RW=uniform.to(DEVICE),
         ended_R=torch.zeros(slots, dtype=torch.int32, device=DEVICE),
         eos_E=torch.tensor([], dtype=torch.int32, device=DEVICE),
         seen_SV=seen.clone().to(DEVICE) if penalised else None,
@@ -253,12 +258,16 @@ def test_a_forward_that_fails_is_a_reason_and_no_crash(monkeypatch):
 
 @torch.no_grad()
 def test_blocks_are_fewer_where_memory_is_short(monkeypatch):
-    def short(layers, count, *rest):
-        if count > 3:
-            raise torch.OutOfMemoryError("no room")
-        return BlockManager(layers, count, *rest)
+    class Short(BlockManager):
+        def __init__(self, layers, count, *rest):
+            if count > 3:
+                raise torch.OutOfMemoryError("no room")
+            super().__init__(layers, count, *rest)
 
-    monkeypatch.setattr(model_runner, "BlockManager", short)
+        def grow(self, count):
+            raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model_runner, "BlockManager", Short)
     engine = InlineEngine(small(), tokens(), graphs=True)
     made = engine.generate(asked("x", "y"), 2, Sampling(max_new_tokens=2), range(4))
     assert len(made) == 4 and engine._runner.blocks.count <= 3
@@ -327,6 +336,67 @@ def test_slots_are_closed_up_under_rows_that_go_on(monkeypatch):
     mine, expected = (e.generate(asked(), 3, sampling, range(9)) for e in (engine, plain))
     assert ids_of(mine) == ids_of(expected) and [c.stop for c in mine] == [c.stop for c in expected]
     assert engine._runner.counts.captures > 3
+
+
+@pytest.fixture
+def short_pages(monkeypatch):
+    """Everything in small pieces: blocks of 4 tokens, one at a time, and 8 numbers."""
+    monkeypatch.setattr(model_runner, "BlockManager", lambda *args: BlockManager(*args, block_size=4))
+    monkeypatch.setattr(model_runner, "block_bytes", lambda *args: 1)
+    for module in (scheduler, sequence):
+        monkeypatch.setattr(module, "blocks_for", lambda tokens: -(-tokens // 4))
+    for module in (noise, model_runner):
+        monkeypatch.setattr(module, "HALF", 4)
+    for module in (pages, scheduler):
+        monkeypatch.setattr(module, "PAGE", 1)
+    monkeypatch.setattr(scheduler, "CHUNK", 3)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(repetition_penalty=1.4, stop=("77",))], ids=["", "penalty"])
+def test_what_a_row_says_does_not_depend_on_whether_it_had_to_wait_for_blocks(short_pages, sampling):
+    sampling, model, texts = replace(sampling, max_new_tokens=9), small(), asked("1+2", "x")
+    plain = InlineEngine(model, tokens(), graphs=False)
+    engine = InlineEngine(model, tokens(), graphs=True, blocks=7)  # a row needs 3, and the first prompt 1
+    mine, expected = (e.generate(texts, 2, sampling, range(4)) for e in (engine, plain))
+    assert ids_of(mine) == ids_of(expected) and [c.stop for c in mine] == [c.stop for c in expected]
+    for a, b in zip(mine, expected, strict=True):
+        torch.testing.assert_close(a.logp, b.logp, atol=1e-5, rtol=1e-4)
+    assert engine.metrics()["engine/preemptions"] > 0
+    assert engine._runner.blocks.num_free == engine._runner.blocks.count == 7
+
+
+def test_memory_grows_with_the_rows_and_is_as_large_as_it_was_the_next_time(short_pages, monkeypatch):
+    monkeypatch.setattr(scheduler, "START", 1)
+    monkeypatch.setattr(model_runner, "grown", lambda number, least=1: number)
+    model = small()
+    engine, plain = (InlineEngine(model, tokens(), graphs=graphs) for graphs in (True, False))
+    sampling = Sampling(max_new_tokens=9)
+    for _ in range(2):
+        mine, expected = (e.generate(asked("1+2"), 2, sampling, range(2)) for e in (engine, plain))
+        assert ids_of(mine) == ids_of(expected)
+        counts = engine._runner.counts
+        assert counts.allocations > 1 and counts.preemptions == 0
+        grown_to, engine._runner.counts = engine._runner.blocks.count, replace(counts, allocations=2)
+    assert engine._runner.counts.allocations == 2 and engine._runner.blocks.count == grown_to
+    assert engine.make_room()
+    engine.generate(asked("1+2"), 2, sampling, range(2))
+    assert engine._runner.counts.allocations == 3, "what was once in use is there from the beginning"
+
+
+def test_a_row_that_memory_does_not_hold_is_refused_with_the_remedy(short_pages, monkeypatch):
+    monkeypatch.setattr(scheduler, "START", 1)
+    monkeypatch.setattr(BlockManager, "grow", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
+    engine = InlineEngine(small(), tokens(), graphs=True)
+    with pytest.raises(torch.OutOfMemoryError, match="lower max_completion_length"):
+        engine.generate(asked("x"), 2, Sampling(max_new_tokens=40), range(2))
+    assert engine._runner.blocks.num_free == engine._runner.blocks.count
+
+
+def test_few_long_rows_are_divided_among_many_programs():
+    assert [kernels.context_class(n) for n in (1, 2048, 2049, 30_000, 10**6)] == [0, 0, 8192, 32_768, 524_288]
+    assert kernels.splits_for(256, 8, 512) == kernels.splits_for(256, 8, 512, 131_072) == 1
+    assert kernels.splits_for(8, 8, 512) == 8 and kernels.splits_for(8, 8, 512, 131_072) == 32
+    assert kernels.splits_for(8, 2, 512, 8192) == 16, "a program has work enough"
 
 
 def test_stop_texts_truncation_and_penalty_are_those_of_the_plain_loop(monkeypatch):

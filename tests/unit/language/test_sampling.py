@@ -1,5 +1,6 @@
 """One token from logits: the same survivors as transformers, and draws that follow the weights."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -12,7 +13,7 @@ from transformers import (
 )
 
 from grpo.language.engines import Sampling
-from grpo.language.engines.sampling import StopTexts, draw, penalised, pick, survivors, uniforms
+from grpo.language.engines.sampling import Numbers, StopTexts, draw, penalised, pick, survivors, uniforms
 from tests.unit.language.tiny import tiny_tokenizer
 
 
@@ -69,6 +70,14 @@ def test_a_number_picks_the_token_where_the_running_sum_passes_it(size):
     running = weight.double().cumsum(-1)
     expected = (running <= number[:, None] * running[:, -1:]).sum(-1)
     assert torch.equal(pick(weight, number), expected)
+
+
+def test_numbers_are_the_same_in_parts_and_from_any_place():
+    whole = uniforms([7, 2**70], 100)
+    numbers = Numbers(7)
+    assert [*numbers.next(3), *numbers.next(40)] == whole[0, :43].tolist()
+    assert Numbers(2**70, 60).next(40).tolist() == whole[1, 60:].tolist()
+    assert whole[0].tolist() == np.random.default_rng(7).random(100).tolist()
 
 
 def test_a_token_of_weight_zero_is_never_picked():

@@ -2,7 +2,7 @@
 
 prompts ─► prefill (once for a group) ─► slots ─► decode ─► decode ─► … ─► sequences that ended leave, others take over
 
-scheduler      which sequence is in which slot, and when
+scheduler      which sequence is in which slot, and when; `pages`: its blocks, `noise`: its numbers, `reading`: its past
 model_runner   what lasts from rollout to rollout: memory, graphs
 decoder        a model as kernels: any (module_decoder, attention), or of the common layout (fused_decoder)
 blocks         keys and values, and whose

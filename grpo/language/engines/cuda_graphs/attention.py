@@ -97,12 +97,19 @@ class Places:
     offset_M: Tensor
 
     @classmethod
-    def of(cls, table_PB: Tensor, length_P: Tensor, steps: int, block_size: int) -> Places:
-        """Of (P, steps) tokens."""
+    def of(
+        cls, table_PB: Tensor, length_P: Tensor, steps: int, block_size: int, first_P: Tensor | None = None
+    ) -> Places:
+        """Of (P, steps) tokens; the tables are of those from `first_P` on, and the others go where padding goes."""
         at_T = torch.arange(steps, device=table_PB.device)
-        block_PT = table_PB[:, : -(-steps // block_size)].repeat_interleave(block_size, 1)[:, :steps].long()
-        block_PT = torch.where(at_T[None] < length_P[:, None], block_PT, 0)
-        return cls(block_PT.flatten(), (at_T % block_size).repeat(len(table_PB)))
+        if first_P is None:
+            block_PT = table_PB[:, : -(-steps // block_size)].repeat_interleave(block_size, 1)[:, :steps].long()
+            block_PT = torch.where(at_T[None] < length_P[:, None], block_PT, 0)
+            return cls(block_PT.flatten(), (at_T % block_size).repeat(len(table_PB)))
+        own_PT = at_T[None] - first_P[:, None].long()
+        block_PT = table_PB.long().gather(1, (own_PT // block_size).clamp(0, table_PB.shape[1] - 1))
+        block_PT = torch.where((own_PT >= 0) & (at_T[None] < length_P[:, None]), block_PT, 0)
+        return cls(block_PT.flatten(), (own_PT % block_size).flatten())
 
     def write(self, kept: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
         """(P, heads, T, width) each."""

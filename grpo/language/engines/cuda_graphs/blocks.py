@@ -2,7 +2,7 @@
 
 A sequence's block table names its blocks: first those of the prompt, which it only reads, then those it writes. The
 prompt's last block may be partly empty; attention skips what is empty there. Block 0 belongs to nobody: padding is
-written there.
+written there. A sequence gets its blocks as it becomes longer, and the memory grows as more are asked for.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class BlockManager:
         block_size: int = BLOCK_SIZE,
     ) -> None:
         self.block_size, self.count = block_size, count
+        self.most_used = 0
+        """Blocks that were taken at a time, at most."""
         self.kv_cache: list[tuple[Tensor, Tensor]] = []
         """(blocks, heads, block size, width) keys and values of each layer."""
         for how in layers:
@@ -49,7 +51,20 @@ class BlockManager:
         """So many blocks; there must be."""
         taken = self._free[len(self._free) - count :][::-1]
         del self._free[len(self._free) - count :]
+        self.most_used = max(self.most_used, self.count - len(self._free))
         return taken
+
+    def grow(self, count: int) -> None:
+        """So many in all, with what is kept in those there are; one layer after the other, so that two never are."""
+        for number, kept in enumerate(self.kv_cache):
+            wider = []
+            for old in kept:
+                new = old.new_zeros(count + 1, *old.shape[1:])
+                new[: len(old)] = old
+                wider.append(new)
+            self.kv_cache[number] = wider[0], wider[1]
+        self._free = [*range(count, self.count, -1), *self._free]
+        self.count = count
 
     def free(self, blocks: Sequence[int]) -> None:
         """They are free again."""

@@ -39,12 +39,16 @@ class Decoder(Protocol):
         """Round what is kept in a wider type again."""
         ...
 
-    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager) -> None:
-        """Keys and values of prompts, padded on the right, into their blocks."""
+    def prefill(
+        self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager, first_P: Tensor | None = None
+    ) -> None:
+        """Keys and values of prompts, padded on the right, into their blocks; of those from `first_P` on."""
         ...
 
-    def decode(self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False) -> Tensor:
-        """(S, V) logits behind each slot's token; share_prompts: neighbours read theirs at once."""
+    def decode(
+        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, reach: int = 0
+    ) -> Tensor:
+        """(S, V) logits behind each slot's token; share_prompts: neighbours read theirs at once; reach: `attend`."""
         ...
 
 

@@ -23,6 +23,9 @@ from grpo.language.scoring.head import product, wide
 from grpo.language.scoring.kernels.layers import gate
 from grpo.language.scoring.projections import factor_copies, side_by_side
 
+WIDE_TOKENS = 32_768
+"""That go through an MLP at a time."""
+
 
 class Linears:
     """Projections that read the same input, as one product; adapters (LoRA) beside it."""
@@ -139,26 +142,31 @@ class FusedDecoder:
             x_MD = add_norm(hidden_MD, delta_MD, layer.before.weight.data, layer.before.eps, self.dtype)
             x_MD = layer.out(attention(number, layer, layer.qkv(x_MD)))
             x_MD = add_norm(hidden_MD, x_MD, layer.between.weight.data, layer.between.eps, self.dtype)
-            delta_MD = layer.down(gate(layer.gate_up(x_MD), self.gelu))
+            # A part of very many tokens at a time: between the products a token is widest.
+            parts = [layer.down(gate(layer.gate_up(part), self.gelu)) for part in torch.split(x_MD, WIDE_TOKENS)]
+            delta_MD = parts[0] if len(parts) == 1 else torch.cat(parts)
         return add_norm(hidden_MD, delta_MD, self.norm.weight.data, self.norm.eps, self.dtype)
 
-    def decode(self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False) -> Tensor:
+    def decode(
+        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, reach: int = 0
+    ) -> Tensor:
         """(S, V) logits behind each slot's token."""
 
         def attention(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             q, k, v = torch.split(qkv, layer.qkv.sizes, 1)
             rope, norm = (self.cos, self.sin), layer.qk_norms
             kept = blocks.kv_cache[number]
-            return attend(
-                layer.how, q, k, v, *kept, table_SB, state_FS, rope=rope, norm=norm, share_prompts=share_prompts
-            )
+            further: dict[str, Any] = {"rope": rope, "norm": norm, "share_prompts": share_prompts, "reach": reach}
+            return attend(layer.how, q, k, v, *kept, table_SB, state_FS, **further)
 
         return self.head.wide(self.body(state_FS[1, : len(table_SB)], attention))
 
-    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager) -> None:
-        """Keys and values of prompts, padded on the right, into their blocks."""
+    def prefill(
+        self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager, first_P: Tensor | None = None
+    ) -> None:
+        """Keys and values of prompts, padded on the right, into their blocks; of those from `first_P` on."""
         rows, steps = ids_PT.shape
-        places = Places.of(table_PB, length_P, steps, blocks.block_size)
+        places = Places.of(table_PB, length_P, steps, blocks.block_size, first_P)
 
         def attention(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             where = *blocks.kv_cache[number], places.block_M, places.offset_M

@@ -26,6 +26,12 @@ LIVE, TOKEN, POSITION, STEP, LIMIT, ROW, PROMPT = range(7)
 FIELDS = 7
 TARGET_PROGRAMS = 512
 """Below so many programs a GPU is not full, and a row's positions are split among several."""
+REACHES = (2048, 8192, 32768, 131_072)
+"""Positions between which it pays to divide a row among more programs; up to the first it does not."""
+LONG_PROGRAMS = 2048
+"""Programs that long rows are divided among, where each has positions enough: with few rows, only so is a GPU busy."""
+LEAST_POSITIONS = 256
+"""Of a row, that a program of a long one gets at least."""
 TOGETHER = 8
 """Neighbouring slots whose shared prompt is read once for all of them."""
 
@@ -314,9 +320,16 @@ class Attention:
     softcap: float | None = None
 
 
-def splits_for(slots: int, kv_heads: int, target: int) -> int:
+def context_class(reach: int) -> int:
+    """The positions that a graph for rows of this length is made for; 0: short ones."""
+    return 0 if reach <= REACHES[0] else next((most for most in REACHES if reach <= most), 4 * REACHES[-1])
+
+
+def splits_for(slots: int, kv_heads: int, target: int, reach: int = 0) -> int:
     """Programs among which a row's positions are divided."""
-    return min(max(target // max(slots * kv_heads, 1), 1), 16)
+    few = min(max(target // max(slots * kv_heads, 1), 1), 16)
+    most = reach // 4 // LEAST_POSITIONS  # rows of a class are at least so long
+    return max(few, min(LONG_PROGRAMS // max(slots * kv_heads, 1), most, 64))
 
 
 def attend(
@@ -332,6 +345,7 @@ def attend(
     rope: tuple[Tensor, Tensor] | None = None,
     norm: tuple[Tensor, Tensor, float] | None = None,
     share_prompts: bool = False,
+    reach: int = 0,
     tile: int = 64,
     warps: int = 2,
     stages: int = 2,
@@ -339,16 +353,16 @@ def attend(
     """(S, heads · head_dim): each slot's new token attends to its row, itself included; keys and values are written.
 
     share_prompts: neighbouring slots often have the same prompt, so that it pays to read it for all of them at once.
+    reach: `context_class` of the longest row; how fast it is depends on it, what comes out does not.
     """
     slots, group = q_SX.shape[0], how.heads // how.kv_heads
     out_SX = torch.empty(slots, how.heads * how.head_dim, dtype=keys.dtype, device=keys.device)
-    splits = splits_for(slots, how.kv_heads, TARGET_PROGRAMS)
+    splits = splits_for(slots, how.kv_heads, TARGET_PROGRAMS, min(reach, how.window or reach))
     partial = out_SX
     if splits > 1:
         partial = torch.empty(slots, how.heads, splits, how.head_dim + 2, dtype=torch.float32, device=keys.device)
-    cos, sin = rope or (state_FS, state_FS)
+    (cos, sin), shared, parts = rope or (state_FS, state_FS), out_SX, 0
     q_weight, k_weight, eps = norm or (state_FS, state_FS, 0.0)
-    shared, parts = out_SX, 0
     settings: dict[str, Any] = {
         "GROUP": group, "KV_HEADS": how.kv_heads, "HD": how.head_dim, "HALF_P": power(how.head_dim // 2),
         "BLOCK_SIZE": keys.shape[2], "TILE": tile, "ROPE": rope is not None, "NORM": norm is not None,

@@ -1,8 +1,9 @@
 """What lasts from rollout to rollout, so that captured graphs stay valid: the model as kernels, blocks, buffers.
 
-Nobody sets a share of memory. The blocks are as many as the rows want together, as far as memory goes beside what
-training has been seen to need; where training runs out of memory all the same, it takes theirs (`make_room`), and from
-then on they are given back after every rollout, at the price of capturing again, which `metrics` shows.
+Nobody sets a share of memory. The blocks are at first as many as rows of a thousand tokens want together, or as were
+once in use, and more as rows become longer, as far as memory goes beside what training has been seen to need; where
+training runs out of memory all the same, it takes theirs (`make_room`), and from then on they are given back after
+every rollout. Graphs point to the blocks: when those are replaced, graphs are captured again, which `metrics` shows.
 
 Letters: S slots, F fields of a slot's state, B blocks, R sequences as rows of the outputs, E ends of a sequence.
 """
@@ -22,8 +23,9 @@ from grpo.graphs import capture
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.cuda_graphs.blocks import BlockManager, block_bytes
 from grpo.language.engines.cuda_graphs.decoder import Decoder, make_decoder
-from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE
+from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE, context_class
 from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
+from grpo.language.engines.cuda_graphs.noise import HALF
 from grpo.language.engines.cuda_graphs.sampler import Outputs, sample
 from grpo.language.scoring.decoder_layout import Unsupported
 
@@ -49,15 +51,20 @@ class Need:
     rows: int
     steps: int
     table: int
-    """Blocks of one sequence."""
+    """Blocks of one sequence, with its prompt's."""
+    first: int
+    """Blocks to begin with."""
     blocks: int
-    """So that all that find a slot find blocks, too; `table` of them will do."""
+    """So that all that find a slot find blocks to their end, too; `table` of them will do."""
     penalty: bool
+    cuts: bool
+    """Whether it is written down what truncation and penalty leave."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the buffers."""
-        return buckets(self.slots)[-1], grown(self.rows), grown(self.steps, 64), grown(self.table), int(self.penalty)
+        flags = int(self.penalty), int(self.cuts)
+        return buckets(self.slots)[-1], grown(self.rows), grown(self.steps, 64), grown(self.table), *flags
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,12 @@ class Buffers:
     @classmethod
     def of(cls, shape: tuple[int, ...], eos: Iterable[int], vocabulary: int, device: torch.device) -> Buffers:
         """Of this size."""
-        slots, rows, steps, table, penalty = shape
+        slots, rows, steps, table, penalty, cuts = shape
         outputs = Outputs(
             made_RT=torch.zeros(rows, steps, dtype=torch.int32, device=device),
             logp_RT=torch.zeros(rows, steps, device=device),
-            kept_RT=torch.ones(rows, steps, device=device),
-            uniform_RT=torch.zeros(rows, steps, dtype=torch.float64, device=device),
+            kept_RT=torch.ones(rows, steps if cuts else 1, device=device),
+            uniform_RW=torch.zeros(rows, 2 * HALF, dtype=torch.float64, device=device),
             ended_R=torch.zeros(rows, dtype=torch.int32, device=device),
             eos_E=torch.tensor(sorted(eos), dtype=torch.int32, device=device),
             seen_SV=torch.zeros(slots, vocabulary, dtype=torch.int8, device=device) if penalty else None,
@@ -96,6 +103,8 @@ class Counts:
     tokens: int = 0
     prefills: int = 0
     allocations: int = 0
+    preemptions: int = 0
+    """Sequences that had to wait for blocks after they had begun."""
 
 
 class ModelRunner:
@@ -108,6 +117,10 @@ class ModelRunner:
         self.decoder: Decoder | None = None
         self.blocks: BlockManager | None = None
         self.buffers: Buffers | None = None
+        self._need: Need | None = None
+        """Of the rollout that is under way."""
+        self._used = 0
+        """Blocks that were once in use at a time."""
         self.keep_between_rollouts = True
         """Whether blocks and graphs are kept between rollouts; not where training needs their memory."""
         self._left = 0
@@ -167,7 +180,7 @@ class ModelRunner:
     def begin(self, need: Need) -> tuple[Decoder, BlockManager, Buffers]:
         """All that a rollout needs; graphs that point into what had to be replaced are dropped."""
         assert self.decoder is not None, "prepare comes first"
-        self._before = replace(self.counts)
+        self._before, self._need = replace(self.counts), need
         blocks, buffers = self.blocks, self.buffers
         count = self._count(self.decoder, need)
         if blocks is None or blocks.count < count:
@@ -182,21 +195,47 @@ class ModelRunner:
         self.blocks, self.buffers = blocks, buffers
         return self.decoder, blocks, buffers
 
+    def more_blocks(self, lacking: int) -> bool:
+        """Have so many blocks more at least, better twice as many as there are; whether memory went that far."""
+        decoder, blocks, need = self.decoder, self.blocks, self._need
+        assert decoder is not None and blocks is not None and need is not None
+        count = min(max(2 * blocks.count, blocks.count + lacking), self._affordable(decoder, need))
+        if count < blocks.count + lacking:
+            return False
+        self._drop()
+        try:
+            blocks.grow(count)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return False
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the smaller ones have left is of no size that is asked for again
+        self.counts.allocations += 1
+        return True
+
     def end(self) -> None:
         """Between rollouts: keep the blocks where training has room beside them, else let go."""
         self.busy = False
+        if self.blocks is not None:
+            self._used = max(self._used, self.blocks.most_used)
         if self.device.type == "cuda":
             self._left = torch.cuda.memory_allocated(self.device)
         if not self.keep_between_rollouts:
             self.release()
 
     def _count(self, decoder: Decoder, need: Need) -> int:
-        """How many blocks: as many as are wanted, as far as memory goes beside what training needs."""
+        """How many blocks to begin with: what the first tokens need, or what was once in use."""
+        have = 0 if self.blocks is None else self.blocks.count
+        wanted = min(max(need.first, self._used), need.blocks)
+        if wanted <= 1.1 * have:  # rather a few sequences that wait than all graphs anew
+            return have
+        return max(min(grown(wanted), self._affordable(decoder, need)), have)
+
+    def _affordable(self, decoder: Decoder, need: Need) -> int:
+        """Blocks that memory goes for beside what training needs, at most what is wanted; one sequence's at least."""
         have = 0 if self.blocks is None else self.blocks.count
         if self.max_blocks is not None:
             return max(min(need.blocks, self.max_blocks), need.table, have)
-        if have >= need.table and need.blocks <= 1.1 * have:  # rather a few sequences that wait than all graphs anew
-            return have
         wanted = max(grown(need.blocks), need.table)
         if self.device.type != "cuda":
             return wanted
@@ -246,27 +285,33 @@ class ModelRunner:
         return {
             "engine/kv_gib": held * size / 2**30,
             "engine/slots_in_use": (now.tokens - before.tokens) / max(now.slot_steps - before.slot_steps, 1),
+            "engine/preemptions": float(now.preemptions - before.preemptions),
             "engine/captures": float(now.captures - before.captures),
             "engine/capture_seconds": now.capture_seconds - before.capture_seconds,
         }
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 
-    def decode(self, sampling: Sampling, slots: int, steps: int, share_prompts: bool) -> None:
-        """So many tokens more in each of the first slots; a step is captured once."""
-        key = replace(sampling, max_new_tokens=1, stop=()), slots, share_prompts
-        replay = self._known(key, lambda: self._capture_decode(sampling, slots, share_prompts))
+    def decode(self, sampling: Sampling, slots: int, steps: int, share_prompts: bool, reach: int = 0) -> None:
+        """So many tokens more in each of the first slots, none of them beyond `reach`; a step is captured once."""
+        far = context_class(reach)
+        key = replace(sampling, max_new_tokens=1, stop=()), slots, share_prompts, far
+        replay = self._known(key, lambda: self._capture_decode(sampling, slots, share_prompts, far))
         for _ in range(steps):
             replay()
         self.counts.slot_steps += steps * slots
 
-    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor) -> None:
-        """Prompts, padded on the right, into their blocks (all on the CPU here); captured where they are few."""
+    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, first_P: Tensor | None = None) -> None:
+        """Prompts, padded on the right, into their blocks (all on the CPU here); captured where they are few.
+
+        first_P: the tokens before are read, but kept elsewhere already.
+        """
         decoder, blocks = self.decoder, self.blocks
         assert decoder is not None and blocks is not None
         prompts, steps = buckets(len(ids_PT))[-1], grown(ids_PT.shape[1], 64)
-        if prompts * steps > PREFILL_CAPTURED:
-            decoder.prefill(self.sent(ids_PT), self.sent(table_PB), self.sent(length_P), blocks)
+        if prompts * steps > PREFILL_CAPTURED or first_P is not None:
+            first_P = None if first_P is None else self.sent(first_P)
+            decoder.prefill(self.sent(ids_PT), self.sent(table_PB), self.sent(length_P), blocks, first_P)
             return
         shapes = (prompts, steps), (prompts, -(-steps // blocks.block_size)), (prompts,)
         given = ids_PT, table_PB, length_P
@@ -297,14 +342,14 @@ class ModelRunner:
             self.counts.capture_seconds += time.perf_counter() - began
         return self._graphs[key]
 
-    def _capture_decode(self, sampling: Sampling, slots: int, share_prompts: bool) -> Callable[[], None]:
+    def _capture_decode(self, sampling: Sampling, slots: int, share_prompts: bool, far: int) -> Callable[[], None]:
         decoder, blocks, buffers = self.decoder, self.blocks, self.buffers
         assert decoder is not None and blocks is not None and buffers is not None
         state_FS, table_SB = buffers.state_FS, buffers.table_SB[:slots]
         outputs = buffers.outputs if sampling.repetition_penalty != 1.0 else replace(buffers.outputs, seen_SV=None)
 
         def decode() -> None:
-            sample(decoder.decode(state_FS, table_SB, blocks, share_prompts), sampling, state_FS, outputs)
+            sample(decoder.decode(state_FS, table_SB, blocks, share_prompts, far), sampling, state_FS, outputs)
 
         kept = state_FS.clone()
         state_FS[LIVE] = 0  # kernels are compiled and libraries warmed up on slots that nobody is in

@@ -50,9 +50,11 @@ class ModuleDecoder:
         if self._rounded:
             torch._foreach_copy_(list(self._rounded.values()), [self._named[name] for name in self._rounded])
 
-    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager) -> None:
-        """Keys and values of prompts, padded on the right, into their blocks."""
-        places = Places.of(table_PB, length_P, ids_PT.shape[1], blocks.block_size)
+    def prefill(
+        self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager, first_P: Tensor | None = None
+    ) -> None:
+        """Keys and values of prompts, padded on the right, into their blocks; of those from `first_P` on."""
+        places = Places.of(table_PB, length_P, ids_PT.shape[1], blocks.block_size, first_P)
 
         def handler(module: Any, query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
             places.write(blocks.kv_cache[module.layer_idx], key, value)
@@ -62,14 +64,16 @@ class ModuleDecoder:
         at_T, last_P = torch.arange(ids_PT.shape[1], device=ids_PT.device), (length_P.long() - 1).clamp(min=0)
         self._forward(ids_PT, torch.minimum(at_T[None], last_P[:, None]), handler)
 
-    def decode(self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False) -> Tensor:
+    def decode(
+        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, reach: int = 0
+    ) -> Tensor:
         """(S, V) logits behind each slot's token."""
         slots = table_SB.shape[0]
 
         def handler(module: Any, query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
             q, k, v = (states[:, :, 0].reshape(slots, -1) for states in self._same(query, key, value))
             keys, values = blocks.kv_cache[module.layer_idx]
-            out = attend(how, q, k, v, keys, values, table_SB, state_FS, share_prompts=share_prompts)
+            out = attend(how, q, k, v, keys, values, table_SB, state_FS, share_prompts=share_prompts, reach=reach)
             return out.view(slots, 1, how.heads, how.head_dim)
 
         return self._forward(state_FS[1, :slots, None], state_FS[2, :slots, None].long(), handler)[:, -1]

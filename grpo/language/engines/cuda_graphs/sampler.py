@@ -6,7 +6,8 @@
 
 Nothing here waits for the host.
 
-Letters: S slots, F fields of a slot's state, R sequences as rows of the outputs, E ends of a sequence.
+Letters: S slots, F fields of a slot's state, R sequences as rows of the outputs, W numbers of a row that are there,
+E ends of a sequence.
 """
 
 from __future__ import annotations
@@ -134,10 +135,10 @@ def _floors(
     tl.store(floor_ptr + slot, floor)
 
 
-@triton.jit(do_not_specialize=["state_stride", "vocabulary", "made_stride", "eos_count"])
+@triton.jit(do_not_specialize=["state_stride", "vocabulary", "made_stride", "eos_count", "window"])
 def _draw(
     logits_ptr, seen_ptr, summary_ptr, floor_ptr, state_ptr, uniform_ptr, made_ptr, logp_ptr, kept_ptr, ended_ptr,
-    eos_ptr, eos_count, vocabulary, blocks, state_stride, made_stride, temperature, penalty,
+    eos_ptr, eos_count, vocabulary, blocks, state_stride, made_stride, window, temperature, penalty,
     BLOCK: tl.constexpr, BLOCKS_P: tl.constexpr, EOS_P: tl.constexpr,
     PENALTY: tl.constexpr, FLOOR: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
@@ -163,7 +164,7 @@ def _draw(
     else:
         weight_b = tl.load(at + 3, mask=in_b, other=0.0) * tl.exp(chosen_b - highest)
         running_b = tl.cumsum(weight_b.to(tl.float64), 0)
-        target = tl.load(uniform_ptr + row * made_stride + step) * tl.max(running_b, 0)
+        target = tl.load(uniform_ptr + row * window + step % window) * tl.max(running_b, 0)
         last = tl.max(tl.where(weight_b > 0, b, 0), 0)
         block = tl.minimum(tl.sum((running_b <= target).to(tl.int32), 0), last)
         rest = target - tl.sum(tl.where(b < block, weight_b.to(tl.float64), 0.0), 0)
@@ -205,8 +206,9 @@ class Outputs:
     made_RT: Tensor
     logp_RT: Tensor
     kept_RT: Tensor
-    uniform_RT: Tensor
-    """float64"""
+    """Written where something is cut; else it has no columns but one."""
+    uniform_RW: Tensor
+    """float64: the number of a row's step stands at its remainder."""
     ended_R: Tensor
     """4 · length + why, where a row has ended; 0 where not."""
     eos_E: Tensor
@@ -239,8 +241,8 @@ def sample(logits_SV: Tensor, sampling: Sampling, state_FS: Tensor, outputs: Out
         logits_SV, seen, summary, state_FS, floor_S, vocabulary, blocks, temperature, penalty, **settings, num_warps=4
     )
     _draw[(slots,)](
-        logits_SV, seen, summary, floor_S, state_FS, outputs.uniform_RT, outputs.made_RT, outputs.logp_RT,
+        logits_SV, seen, summary, floor_S, state_FS, outputs.uniform_RW, outputs.made_RT, outputs.logp_RT,
         outputs.kept_RT, outputs.ended_R, outputs.eos_E, len(outputs.eos_E), vocabulary, blocks, state_FS.stride(0),
-        outputs.made_RT.stride(0), temperature, penalty,
+        outputs.made_RT.stride(0), outputs.uniform_RW.shape[1], temperature, penalty,
         BLOCKS_P=power(blocks, 2), EOS_P=power(len(outputs.eos_E), 2), GREEDY=greedy, **settings, num_warps=4,
     )  # fmt: skip

@@ -4,6 +4,10 @@ The host runs one chunk of steps behind the device: while a chunk is computed it
 hands over the groups that are complete, and fills or closes slots. It never waits for a single token. What it decides
 follows from the tokens alone, not from the clock: the same sequences in the same order, every time.
 
+A sequence gets blocks as it becomes longer. Where there are none left, the last of those that have a slot gives up its
+slot and its blocks and waits; it is gone on with, behind the tokens it has and with the numbers of its own seed, when
+others have ended. What it says does not depend on it.
+
 Letters: S slots, F fields of a slot's state, B blocks of a sequence, R sequences as rows of the outputs, M pairs.
 """
 
@@ -22,16 +26,19 @@ from grpo.language.engines import Completion, Sampling, Stop
 from grpo.language.engines.cuda_graphs.blocks import blocks_for
 from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIMIT, LIVE, POSITION, PROMPT, ROW, STEP, TOKEN
 from grpo.language.engines.cuda_graphs.model_runner import ModelRunner, Need, buckets
+from grpo.language.engines.cuda_graphs.noise import Noise
+from grpo.language.engines.cuda_graphs.pages import PAGE, Pages, may_grow
+from grpo.language.engines.cuda_graphs.reading import Reading, read
 from grpo.language.engines.cuda_graphs.sampler import ENDED_BY_EOS
 from grpo.language.engines.cuda_graphs.sequence import Sequence, SequenceGroup
-from grpo.language.engines.sampling import StopTexts, uniforms
+from grpo.language.engines.sampling import StopTexts
 
 CHUNK = 8
 """Steps between two looks of the host."""
 SLOTS = 1024
 """Sequences that are decoded at a time, at most."""
-PREFILL_TOKENS = 32_768
-"""Of prompts, padding included, in one pass."""
+START = 32
+"""Blocks of each sequence that memory is taken for at first: most rollouts need no more, and graphs stay."""
 SHARED_BY = 3
 SHARED_BYTES = 48 * 2**20
 """Completions of a prompt, and bytes of a layer's keys and values of the prompts of all slots, from which on it pays to
@@ -72,7 +79,11 @@ class Scheduler:
         self.decoder, self.blocks, self.buffers = runner.begin(self._need())
         self.state_FS, self.table_SB, self.outputs = self.buffers.state_FS, self.buffers.table_SB, self.buffers.outputs
         self.sizes = buckets(self.most)
+        self.pages = Pages(self.blocks, runner.more_blocks)
+        self.noise = Noise(seeds, self.longest, self.outputs.uniform_RW, runner.sent)
         self.slots: list[Sequence | None] = []
+        self.provided = 0
+        """Steps for which all that have a slot have blocks and numbers."""
         self.stops = StopTexts(runner.tokens.tokenizer, sampling.stop) if sampling.stop else None
         self.looked = [0] * len(seeds)
         """Tokens of each sequence in which stop texts have been looked for."""
@@ -92,11 +103,18 @@ class Scheduler:
         own = [sequence.blocks_needed for sequence in self.sequences]
         shared = [group.blocks_needed for group in self.groups]
         # The neediest that may be there at once.
-        blocks = sum(sorted(own, reverse=True)[: self.most])
-        blocks += sum(sorted(shared, reverse=True)[: -(-self.most // self.count) + 1])
-        table = max(sequence.blocks_needed + sequence.group.blocks_needed for sequence in self.sequences)
-        penalty = self.sampling.repetition_penalty != 1.0
-        return Need(self.most, len(self.sequences), self.longest, table, blocks, penalty)
+        neediest = sorted(own, reverse=True)[: self.most]
+        prompts = sum(sorted(shared, reverse=True)[: -(-self.most // self.count) + 1])
+        return Need(
+            slots=self.most,
+            rows=len(self.sequences),
+            steps=self.longest,
+            table=max(sequence.blocks_needed + sequence.group.blocks_needed for sequence in self.sequences),
+            first=sum(min(blocks, START) for blocks in neediest) + prompts,
+            blocks=sum(neediest) + prompts,
+            penalty=self.sampling.repetition_penalty != 1.0,
+            cuts=self.sampling.truncates,
+        )
 
     def __call__(self) -> Iterator[tuple[int, list[Completion]]]:
         """A prompt's number and its completions, as soon as the last of them has ended."""
@@ -110,10 +128,12 @@ class Scheduler:
     def _run(self) -> Iterator[tuple[int, list[Completion]]]:
         before: ChunkResult | None = None
         self._schedule()
-        # While the prompts are read.
-        noise_RT = uniforms(self.seeds, self.longest)
-        self.outputs.uniform_RT[: len(self.seeds), : self.longest] = self._sent(noise_RT, torch.float64)
         while self.waiting or any(self.slots):
+            if not self._provide():
+                if before is not None:  # those that have ended make room
+                    yield from self._complete(self._finished(before))
+                    before = None
+                self._make_room()
             result = self._decode_chunk()
             if before is not None:
                 yield from self._complete(self._finished(before))
@@ -125,18 +145,75 @@ class Scheduler:
     def _close(self) -> None:
         """All blocks are free again, whether or not the sequences were wanted to their end."""
         for sequence in self.sequences:
-            self._free(sequence)
+            self.pages.leave(sequence)
         for group in self.groups:
-            self._free_prompt(group)
+            self.pages.leave_prompt(group)
 
-    def _free(self, sequence: Sequence) -> None:
-        self.blocks.free(sequence.blocks)
-        sequence.blocks = []
+    # --- blocks and numbers -----------------------------------------------------------------------------------------
 
-    def _free_prompt(self, group: SequenceGroup) -> None:
-        if group.blocks is not None:
-            self.blocks.free(group.blocks)
-            group.blocks = None
+    def _chunk(self) -> int:
+        """Steps until the next look."""
+        return min(CHUNK, max((one.limit - one.steps for one in self.slots if one is not None), default=0))
+
+    def _provide(self) -> bool:
+        """Whether all that have a slot have blocks for the next chunk; they get what they lack, and numbers too."""
+        steps = self._chunk()
+        if steps <= self.provided:
+            return True
+        seated = sorted((one.number, slot) for slot, one in enumerate(self.slots) if one is not None)
+        added: list[tuple[int, int, int]] = []
+        enough = True
+        for number, slot in seated:
+            sequence = self.sequences[number]
+            mine = self.pages.extend(sequence, steps)
+            enough = mine is not None
+            if mine is None:
+                break
+            at = len(sequence.group.blocks or ()) + len(sequence.blocks) - len(mine)
+            added += [(slot, at + i, block) for i, block in enumerate(mine)]
+        if added:
+            slot_M, at_M, block_M = self._sent(added, torch.long).unbind(1)
+            self.table_SB[slot_M, at_M] = block_M.int()
+        if not enough:
+            return False
+        rows = [self.sequences[number] for number, _ in seated]
+        self.noise.provide([row for row in rows if self.noise.ahead(row) < min(steps, row.limit - row.steps)])
+        self.provided = min((self._ahead(row) for row in rows), default=0)
+        return True
+
+    def _ahead(self, row: Sequence) -> int:
+        """Steps for which it has all it needs; what has reached its limit needs nothing."""
+        numbers, positions = self.noise.ahead(row), len(row.blocks) * self.blocks.block_size - row.steps
+        left = row.limit - row.steps
+        return min(CHUNK if n >= left else n for n in (numbers, positions))
+
+    def _make_room(self) -> None:
+        """Have the last ones wait until the others have blocks for the next chunk; nothing is being computed."""
+        while not self._provide():
+            seated = [(one.number, slot) for slot, one in enumerate(self.slots) if one is not None]
+            idle = [group for group in self.groups if group.blocks is not None and not group.seated]
+            if idle:
+                for group in idle:
+                    self.pages.leave_prompt(group)
+            elif len(seated) > 1:
+                self._preempt(max(seated)[1])
+            else:
+                held = self.sequences[seated[0][0]]
+                raise torch.OutOfMemoryError(
+                    f"a sequence of {held.group.shared_tokens + held.steps} tokens has all the keys and values that "
+                    "there is memory for; lower max_completion_length, or leave the GPU to this run alone"
+                )
+
+    def _preempt(self, slot: int) -> None:
+        """A sequence gives up its slot and its blocks, and is the next to get some."""
+        sequence = self.slots[slot]
+        assert sequence is not None
+        self.slots[slot] = None
+        self.state_FS[LIVE, slot] = 0
+        self.pages.leave(sequence)
+        sequence.group.seated -= 1
+        self.waiting.appendleft(sequence)
+        self.runner.counts.preemptions += 1
 
     # --- slots ------------------------------------------------------------------------------------------------------
 
@@ -151,7 +228,7 @@ class Scheduler:
             if alive and self._bucket(alive) < self._bucket(len(self.slots)):
                 self._compact()
             return
-        self._prefill(list(dict.fromkeys(sequence.group for sequence in coming)))
+        self._prefill(coming)
         free_slots = [slot for slot, sequence in enumerate(self.slots) if sequence is None]
         fresh = range(len(self.slots), len(self.slots) + len(coming) - len(free_slots))
         self.slots += [None] * len(fresh)
@@ -163,67 +240,76 @@ class Scheduler:
         return bool(self.waiting) and (not alive or self.most - alive >= max(self.most // 8, 1))
 
     def _admitted(self, room: int) -> list[Sequence]:
-        """Sequences, in order, that there are slots and blocks for; their blocks are allocated."""
+        """Sequences, in order, that there are slots and blocks for, and a page more for all; they get their blocks."""
         coming: list[Sequence] = []
-        while self.waiting and len(coming) < room:
-            sequence = self.waiting[0]
-            group = sequence.group
-            own, shared = sequence.blocks_needed, 0 if group.blocks is not None else group.blocks_needed
-            if own + shared > self.blocks.num_free:
-                break
-            if group.blocks is None:
-                group.blocks = self.blocks.allocate(shared)
-            sequence.blocks = self.blocks.allocate(own)
+        spare = sum(min(PAGE, may_grow(sequence)) for sequence in self.slots if sequence is not None)
+        alone = not any(self.slots)
+        while self.waiting and len(coming) < room and self.pages.enter(self.waiting[0], spare):
             coming.append(self.waiting.popleft())
+            spare += min(PAGE, may_grow(coming[-1]))
+        if alone and not coming and self.waiting:  # prompts of others that wait may be in its way
+            for group in self.groups:
+                self.pages.leave_prompt(group)
+            if self.pages.enter(self.waiting[0], 0):
+                coming.append(self.waiting.popleft())
         return coming
 
-    def _prefill(self, groups: abc.Sequence[SequenceGroup]) -> None:
-        """Keys and values of the shared tokens of prompts that are new, similar lengths together."""
-        new = sorted((g for g in groups if not g.prefilled and g.shared_tokens), key=lambda g: g.shared_tokens)
-        start = 0
-        while start < len(new):
-            end = start + 1
-            while end < len(new) and new[end].shared_tokens * (end + 1 - start) <= PREFILL_TOKENS:
-                end += 1
-            self._prefill_together(new[start:end])
-            start = end
-
-    def _prefill_together(self, groups: abc.Sequence[SequenceGroup]) -> None:
-        lengths = [group.shared_tokens for group in groups]
-        steps, width = max(lengths), blocks_for(max(lengths))
-        ids = [[*group.prompt_ids[:-1], *[0] * (steps - n)] for group, n in zip(groups, lengths, strict=True)]
-        table = [[*(group.blocks or ()), *[0] * width][:width] for group in groups]
-        self.runner.prefill(
-            torch.tensor(ids),
-            torch.tensor(table, dtype=torch.int32).view(len(groups), width),
-            torch.tensor(lengths, dtype=torch.int32),
-        )
+    def _prefill(self, sequences: abc.Sequence[Sequence]) -> None:
+        """Keys and values of prompts that are new, and of what sequences that had to wait have said."""
+        groups = [group for group in dict.fromkeys(one.group for one in sequences) if not group.prefilled]
+        readings = [Reading(group.prompt_ids[:-1], group.blocks or ()) for group in groups if group.shared_tokens]
+        self.runner.counts.prefills += len(readings)
+        for one in sequences:
+            if one.steps:
+                ids = [*one.group.prompt_ids, *self._said(one)[:-1]]
+                readings.append(Reading(ids, one.blocks[: blocks_for(one.steps)], one.group.shared_tokens))
+        read(self.runner, readings)
         for group in groups:
             group.prefilled = True
-        self.runner.counts.prefills += len(groups)
+
+    def _said(self, sequence: Sequence) -> list[int]:
+        """Its tokens so far, where no step is being computed."""
+        (made,) = self._fetched([sequence.number], self.outputs.made_RT[:, : sequence.steps])
+        ids: list[int] = made[0].tolist()
+        return ids
 
     def _seat(self, sequences: abc.Sequence[Sequence], at: abc.Sequence[int]) -> None:
         """Put sequences into slots."""
         columns, tables = [], []
+        width = max(len(one.group.blocks or ()) + len(one.blocks) for one in sequences)
         for sequence, slot in zip(sequences, at, strict=True):
             self.slots[slot] = sequence
-            group = sequence.group
+            group, made = sequence.group, sequence.steps
+            group.seated += 1
             column = [0] * FIELDS
-            column[LIVE], column[TOKEN], column[POSITION] = 1, group.prompt_ids[-1], group.shared_tokens
-            column[LIMIT], column[ROW], column[PROMPT] = sequence.limit, sequence.number, group.shared_tokens
+            column[LIVE], column[TOKEN], column[POSITION] = 1, group.prompt_ids[-1], group.shared_tokens + made
+            column[STEP], column[LIMIT], column[ROW] = made, sequence.limit, sequence.number
+            column[PROMPT] = group.shared_tokens
             columns.append(column)
             mine = [*(group.blocks or ()), *sequence.blocks]
-            tables.append([*mine, *[0] * (self.table_SB.shape[1] - len(mine))])
+            tables.append([*mine, *[0] * (width - len(mine))])
+        self.provided = 0
         slots_N = self._sent(at, torch.long)
         self.state_FS[:, slots_N] = self._sent(columns, torch.int32).t()
-        self.table_SB[slots_N] = self._sent(tables, torch.int32)
+        self.table_SB[slots_N, :width] = self._sent(tables, torch.int32)
+        begun = [(slot, one.number, one.steps - 1) for one, slot in zip(sequences, at, strict=True) if one.steps]
+        if begun:
+            slot_M, row_M, step_M = self._sent(begun, torch.long).unbind(1)
+            self.state_FS[TOKEN, slot_M] = self.outputs.made_RT[row_M, step_M]
+        self._mark_seen(sequences, at, slots_N)
+
+    def _mark_seen(self, sequences: abc.Sequence[Sequence], at: abc.Sequence[int], slots_N: Tensor) -> None:
+        """For the repetition penalty: the tokens of prompts, and of what was said."""
         seen_SV = self.outputs.seen_SV
-        if seen_SV is not None:
-            seen_SV[slots_N] = 0
-            seats = zip(sequences, at, strict=True)
-            pairs = [(slot, token) for sequence, slot in seats for token in {*sequence.group.prompt_ids}]
-            slot_M, token_M = self._sent(pairs, torch.long).unbind(1)
-            seen_SV[slot_M, token_M] = 1
+        if seen_SV is None:
+            return
+        seen_SV[slots_N] = 0
+        pairs = []
+        for sequence, slot in zip(sequences, at, strict=True):
+            said = self._said(sequence) if sequence.steps else []
+            pairs += [(slot, token) for token in {*sequence.group.prompt_ids, *said}]
+        slot_M, token_M = self._sent(pairs, torch.long).unbind(1)
+        seen_SV[slot_M, token_M] = 1
 
     def _compact(self) -> None:
         """Sequences to the front, so that a smaller graph holds them."""
@@ -247,14 +333,17 @@ class Scheduler:
 
     def _decode_chunk(self) -> ChunkResult | None:
         """Some steps of all slots, and a note of which are still live behind them; none where all must have ended."""
-        seated = [sequence for sequence in self.slots if sequence is not None]
-        steps = min(CHUNK, max((sequence.limit - sequence.steps for sequence in seated), default=0))
+        steps = self._chunk()
         if steps <= 0:
             return None
-        for sequence in seated:
-            sequence.steps += steps
+        reach = 0
+        for sequence in self.slots:
+            if sequence is not None:
+                sequence.steps += steps
+                reach = max(reach, sequence.group.shared_tokens + sequence.steps)
+        self.provided -= steps
         size = self._bucket(len(self.slots))
-        self.runner.decode(self.sampling, size, steps, share_prompts=size >= self.share_prompts_from)
+        self.runner.decode(self.sampling, size, steps, size >= self.share_prompts_from, reach)
         now = self.state_FS[: STEP + 1, : len(self.slots)]  # a list as index would be sent, and waited for
         now, done = torch.empty(now.shape, dtype=torch.int32, pin_memory=self.cuda).copy_(now, non_blocking=True), None
         if self.cuda:
@@ -278,10 +367,11 @@ class Scheduler:
         finished = [sequence for sequence, live, _ in seated if not live or sequence.number in self.stopped]
         for sequence in finished:
             sequence.finished = True
-            self._free(sequence)
+            self.pages.leave(sequence)
+            sequence.group.seated -= 1
             sequence.group.unfinished -= 1
             if not sequence.group.unfinished:
-                self._free_prompt(sequence.group)
+                self.pages.leave_prompt(sequence.group)
         if self.stops is not None:  # the device does not know of those
             ended = [slot for slot, sequence in enumerate(self.slots) if sequence is not None and sequence.finished]
             self.state_FS[LIVE].index_fill_(0, self._sent(ended, torch.long), 0)
@@ -294,9 +384,11 @@ class Scheduler:
         seated = [(sequence, steps) for sequence, steps in seated if steps > self.looked[sequence.number]]
         if not seated:
             return
-        (made,) = self._fetched([sequence.number for sequence, _ in seated], self.outputs.made_RT)
+        first = [max(self.looked[one.number] - self.stops.tail, 0) for one, _ in seated]
+        width = max(steps - start for (_, steps), start in zip(seated, first, strict=True))
+        made = self._windows([one.number for one, _ in seated], first, width)
         ends = [(k, t) for k, (one, steps) in enumerate(seated) for t in range(self.looked[one.number] + 1, steps + 1)]
-        texts = [made[k, max(0, t - self.stops.tail) : t].tolist() for k, t in ends]
+        texts = [made[k, max(0, t - self.stops.tail - first[k]) : t - first[k]].tolist() for k, t in ends]
         for (k, t), reached in zip(ends, self.stops.reached(texts), strict=True):
             if reached:
                 self.stopped.setdefault(seated[k][0].number, t)
@@ -310,7 +402,10 @@ class Scheduler:
             return
         at = [group.number * self.count + member for group in groups for member in range(self.count)]
         out = self.outputs
-        made, logp, kept, ended = self._fetched(at, out.made_RT, out.logp_RT, out.kept_RT, out.ended_R)
+        # Nothing of what lies behind their ends: rows may be allowed to be far longer than they are.
+        longest = max(self.sequences[number].steps for number in at)
+        made, logp, kept = self._fetched(at, *(x[:, :longest] for x in (out.made_RT, out.logp_RT, out.kept_RT)))
+        (ended,) = self._fetched(at, out.ended_R)
         made, ends = made.long(), ended.tolist()
         for i, group in enumerate(groups):
             these = range(i * self.count, (i + 1) * self.count)
@@ -340,3 +435,11 @@ class Scheduler:
         with torch.cuda.stream(self.copies):
             at_N = self._sent(at, torch.long)
             return tuple(tensor[at_N].cpu() for tensor in wanted)
+
+    def _windows(self, at: abc.Sequence[int], first: abc.Sequence[int], width: int) -> Tensor:
+        """So many tokens of each of these sequences, from a place of its own on."""
+        made_RT = self.outputs.made_RT
+        with torch.cuda.stream(self.copies):  # none where there is no GPU
+            at_N, first_N = self._sent(at, torch.long), self._sent(first, torch.long)
+            where_NW = first_N[:, None] + torch.arange(width, device=made_RT.device)
+            return made_RT[at_N[:, None], where_NW.clamp(max=made_RT.shape[1] - 1)].cpu()

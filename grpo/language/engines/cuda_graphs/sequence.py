@@ -18,13 +18,17 @@ class Sequence:
     """Tokens at most."""
     blocks: list[int] = field(default_factory=list)
     steps: int = 0
-    """That were computed since it has a slot, whether or not it ended among them."""
+    """That were computed, whether or not it ended among them."""
     finished: bool = False
 
     @property
     def blocks_needed(self) -> int:
-        """For its own tokens; the last token of the prompt is written with the completion."""
-        return blocks_for(self.limit + 1)
+        """For its own tokens at most; the last token of the prompt is written with them, the last of all is not."""
+        return blocks_for(self.limit)
+
+    def blocks_for(self, steps: int) -> int:
+        """For so many steps more."""
+        return min(blocks_for(self.steps + steps), self.blocks_needed)
 
 
 @dataclass(eq=False)
@@ -35,6 +39,8 @@ class SequenceGroup:
     prompt_ids: abc.Sequence[int]
     unfinished: int
     """Completions that have not ended."""
+    seated: int = 0
+    """Completions that have a slot."""
     blocks: list[int] | None = None
     prefilled: bool = False
 

@@ -1,0 +1,52 @@
+"""Tokens that are there already, read in few passes: prompts, and what sequences said before they had to wait.
+
+Letters: P passes' rows, T their tokens, B blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from grpo.language.engines.cuda_graphs.model_runner import ModelRunner
+
+PREFILL_TOKENS = 32_768
+"""In one pass, padding included."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Tokens whose keys and values are made in one pass."""
+
+    ids: Sequence[int]
+    blocks: Sequence[int]
+    first: int = 0
+    """The token that the first block begins with; those before have their place already."""
+
+
+def read(runner: ModelRunner, readings: Sequence[Reading]) -> None:
+    """Their keys and values into their blocks."""
+    whole, parts = [one for one in readings if not one.first], [one for one in readings if one.first]
+    for some in [*together(whole), *together(parts)]:
+        lengths, firsts = [len(one.ids) for one in some], [one.first for one in some]
+        ids_PT = torch.zeros(len(some), max(lengths), dtype=torch.long)
+        table_PB = torch.zeros(len(some), max(len(one.blocks) for one in some), dtype=torch.int32)
+        for row, one in enumerate(some):
+            ids_PT[row, : len(one.ids)] = torch.tensor(one.ids)
+            table_PB[row, : len(one.blocks)] = torch.tensor(one.blocks)
+        first_P = torch.tensor(firsts) if any(firsts) else None
+        runner.prefill(ids_PT, table_PB, torch.tensor(lengths, dtype=torch.int32), first_P)
+
+
+def together(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
+    """Those of similar length."""
+    new = sorted(readings, key=lambda one: len(one.ids))
+    start = 0
+    while start < len(new):
+        end = start + 1
+        while end < len(new) and len(new[end].ids) * (end + 1 - start) <= PREFILL_TOKENS:
+            end += 1
+        yield new[start:end]
+        start = end
