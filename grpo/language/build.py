@@ -82,7 +82,9 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         kwargs=config.chat_template_kwargs,
     )
     scorer.pad = tokens.pad
-    policy = LanguagePolicy(adapted, scorer, config.gradient_checkpointing, config.torch_compile)
+    policy = LanguagePolicy(
+        adapted, scorer, config.gradient_checkpointing, config.torch_compile, config.activation_offloading
+    )
     player = player_of(config, chat, tokens, given.tools, given.environment)  # first: tools are part of every prompt
     prompts, held_out = data_of(config, chat, given.train_dataset, given.eval_dataset, context_of(base))
     rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes)

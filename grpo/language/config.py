@@ -25,7 +25,8 @@ ONLY_WHOLE = "weights=bfloat16 is for training all weights; an adapter's few are
 BLOCKS: Blocks = {
     "model": (
         "model", "revision", "tokenizer", "dtype", "weights", "attention", "trust_remote_code", "model_kwargs",
-        "quantize", "gradient_checkpointing", "torch_compile", "lora_rank", "lora_alpha", "lora_targets", "adapter",
+        "quantize", "gradient_checkpointing", "activation_offloading", "torch_compile", "lora_rank", "lora_alpha",
+        "lora_targets", "adapter",
     ),
     "data": (
         "dataset", "dataset_config", "dataset_split", "eval_dataset", "eval_split", "prompt_column", "answer_column",
@@ -102,6 +103,9 @@ class LanguageConfig(GRPOConfig):
     """Load the base weights in 4 or 8 bits (needs bitsandbytes, a GPU and an adapter to train)."""
     gradient_checkpointing: bool = False
     """Keep fewer activations and compute them again: less memory, about a third more time."""
+    activation_offloading: bool = False
+    """Keep what layers read, and what their attention found, in the host's memory, copied while others compute. Layers
+    written by hand do so where the GPU's memory does not suffice; this has them do it always."""
     torch_compile: bool = False
     """Compile norms and MLPs for the update, where the model is not one whose layers are written by hand already (a
     GPU, the layout of Llama, Mistral and Qwen): the first step takes a minute, the others less."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from grpo.language.scoring import memory
-from grpo.language.scoring.decoder_layout import KEEP
+from grpo.language.scoring.decoder_layout import HOSTED, KEEP
+from grpo.language.scoring.layers import Layers
 from grpo.language.scoring.probe import make_scorer
 from tests.gpu.test_language import make
 from tests.unit.language.families import FUSED, family
@@ -107,19 +108,42 @@ def test_sampler_and_update_hold_bfloat16_weights_once():
     trainer.source.close()
 
 
-@pytest.mark.parametrize("keep", KEEP[1:])
-def test_what_is_kept_changes_rounding_at_most(keep):
+@pytest.mark.parametrize("keep", [*KEEP[1:], *HOSTED])
+def test_what_is_kept_changes_rounding_at_most(keep, monkeypatch):
+    monkeypatch.setattr(Layers, "host_level", lambda self, tokens: keep)
     model = family("qwen3")
     logp, grad = found(model, "auto", keep=KEEP[0])
     other_logp, other_grad = found(model, "auto", keep=keep)
     assert torch.equal(logp, other_logp) and relative(other_grad, grad) < 1e-2
 
 
+def test_host_memory_is_pinned_used_again_and_given_back():
+    layers = 6
+    model = with_lora(tiny_model(num_hidden_layers=layers).bfloat16()).cuda()
+    scorer = make_scorer(model, 0.7, autocast=torch.bfloat16)
+    scorer.keep = "host"
+    found = []
+    for _ in range(3):
+        with scorer.precision():
+            scorer(samples(), 7).logp_NT.sum().backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        model.zero_grad()
+    memory = scorer.plan.layers._host
+    assert len(memory.free) == 1 and set(memory.free[0]) == set(range(layers - 1))
+    assert all(piece.bytes.is_pinned() for piece in memory.free[0].values())
+    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
+    with scorer.precision():  # one that is broken off leaves the next as it was
+        first, second = scorer(samples(), 7).logp_NT.sum(), scorer(samples(), 7).logp_NT.sum()
+    del first
+    second.backward()
+    assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), found[0])
+
+
 def test_memory_decides_what_is_kept(monkeypatch):
     scorer = make_scorer(family("llama").cuda(), 1.0, autocast=torch.bfloat16)
     each = [scorer.plan.layers.kept_bytes(keep) for keep in KEEP]
     tile, passing = 2 * memory.TILE_BYTES["cuda"], scorer.plan.layers.passing_bytes()
-    for free, expected in ((each[0] + 1, KEEP[0]), (each[1] + 1, KEEP[1]), (1, KEEP[2])):
+    for free, expected in (*zip((size + 1 for size in each), KEEP, strict=True), (1, HOSTED[0])):
         monkeypatch.setattr(memory, "free_memory", lambda _, free=free: (1000 * (free + passing) + tile) / 0.9)
         assert memory.most_to_keep(scorer.plan.layers, 1000, scorer.device) == expected
     monkeypatch.setattr(memory, "free_memory", lambda _: 0)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from grpo.language.scoring.host import free_bytes
 
 LEAST_STEPS = 8
 LEAST_SIZE = 1 << 16
@@ -46,7 +47,7 @@ def _worth(model: nn.Module) -> list[nn.Linear]:
         and module.weight.numel() >= LEAST_SIZE
         and "forward" not in vars(module)
     ]
-    return found if sum(4 * module.weight.numel() for module in found) < _free_bytes() / 2 else []
+    return found if sum(4 * module.weight.numel() for module in found) < free_bytes() / 2 else []
 
 
 def _forward(module: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -58,12 +59,3 @@ def _forward(module: nn.Linear) -> Callable[[Tensor], Tensor]:
         return out
 
     return forward
-
-
-def _free_bytes() -> float:
-    """Memory that can be had; where the system does not say, enough."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), float("inf"))

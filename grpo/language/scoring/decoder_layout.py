@@ -20,6 +20,8 @@ ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings that depend on the position alone."""
 KEEP = ("everything", "attention", "input")
 """What a layer may keep for the backward pass: all that products give; that without gate and up; what it read."""
+HOSTED = ("host", "host input")
+"""What it may keep in the host's memory instead: what it read and what attention found; what it read."""
 ODD = (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """How a model says that it is not what it looks like."""
 

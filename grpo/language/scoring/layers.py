@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from grpo.language.scoring import segments
-from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm
+from grpo.language.scoring.decoder_layout import HOSTED, DecoderLayout, LayerParts, Norm
+from grpo.language.scoring.host import AT_ONCE, HostMemory, Offload, free_bytes
 from grpo.language.scoring.kernels.layers import Norms, gate, gate_backward, norm, norm_backward, rope, rope_backward
 from grpo.language.scoring.memory import LayerSizes
 from grpo.language.scoring.projections import Copies, Gradients, Packed, Projections
@@ -31,6 +32,8 @@ from grpo.language.scoring.segments import Segments
 
 TILE_BYTES = 512 * 2**20
 """Of gate and up of a tile of tokens: from there on products are no faster with more."""
+IN_USE = 0.8
+"""Of the host's memory that is free, what layers may take."""
 ALIGNED = 128
 """Tokens of a tile are a multiple of it: what fills the matrix units."""
 
@@ -43,12 +46,15 @@ class PassContext:
     sin_LC: Tensor
     segments: Segments
     keep: str
+    host: Offload | None
+    """Where layers keep what they keep on the host."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """A layer as it is in one pass."""
 
+    number: int
     before: Norm
     between: Norm
     qk_norms: tuple[Norm, Norm] | None
@@ -165,27 +171,15 @@ class _Layer(torch.autograd.Function):
         attended = layer.attention(x_LD, context)
         middle_LD = layer.out.onto(x_LD, attended[1].flatten(1))
         out_LD, both = layer.mlp(middle_LD, context.keep)
-        kept: list[Tensor] = [x_LD]
-        if context.keep != "input":
-            kept += [middle_LD, *attended]
-        if both is not None:
-            kept += [both]
-        ctx.save_for_backward(*kept)
         ctx.layer, ctx.context = layer, context
+        _keep(ctx, x_LD, middle_LD, attended, both)
         return out_LD
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_LD: Tensor) -> tuple[Tensor | None, ...]:
         layer, context = ctx.layer, ctx.context
-        x_LD, *kept = ctx.saved_tensors
-        if context.keep == "input":
-            attended = layer.attention(x_LD, context)
-            middle_LD = layer.out.onto(x_LD, attended[1].flatten(1))
-        else:
-            middle_LD, *attended = kept
-        both = attended.pop() if context.keep == "everything" else None
-        del kept
+        x_LD, middle_LD, attended, both = _recalled(ctx)
         for_x, for_norms, (of_qkv, of_out, *of_mlp) = _needed(ctx)
 
         grad_LD, low_LD, d_both, d_down, d_between = layer.mlp_backward(grad_LD.contiguous(), middle_LD, both, of_mlp)
@@ -209,6 +203,37 @@ class _Layer(torch.autograd.Function):
             )
         ]
         return d_x, None, None, *typed, *found.found(), *d_out, *d_both, *d_down
+
+
+def _keep(ctx: Any, x_LD: Tensor, middle_LD: Tensor, attended: Sequence[Tensor], both: Tensor | None) -> None:
+    """For the backward pass, as much as is to be kept."""
+    keep, host = ctx.context.keep, ctx.context.host
+    _, out, lse, *left = attended
+    if host is not None and keep == "host":
+        host.put(ctx.layer.number, [x_LD, out, lse])
+        ctx.save_for_backward(*left)
+    elif host is not None:
+        host.put(ctx.layer.number, [x_LD])
+    elif keep == "input":
+        ctx.save_for_backward(x_LD)
+    else:
+        ctx.save_for_backward(x_LD, middle_LD, *attended, *([] if both is None else [both]))
+
+
+def _recalled(ctx: Any) -> tuple[Tensor, Tensor, Sequence[Tensor], Tensor | None]:
+    """What the layer read, what lies between its halves, what attention gave, gate and up: kept, or computed again."""
+    layer, context, saved = ctx.layer, ctx.context, list(ctx.saved_tensors)
+    if context.keep in ("everything", "attention"):
+        both = saved.pop() if context.keep == "everything" else None
+        x_LD, middle_LD, *attended = saved
+        return x_LD, middle_LD, attended, both
+    if context.host is not None and context.keep == "host":
+        x_LD, *found = context.host.take(layer.number)
+        attended = [layer.qkv(layer.normed(x_LD, layer.before)), *found, *saved]
+    else:
+        x_LD = saved[0] if context.host is None else context.host.take(layer.number)[0]
+        attended = layer.attention(x_LD, context)
+    return x_LD, layer.out.onto(x_LD, attended[1].flatten(1)), attended, None
 
 
 def _needed(ctx: Any) -> tuple[bool, list[bool], list[list[bool]]]:
@@ -237,8 +262,8 @@ class _Norm(torch.autograd.Function):
 class Block:
     """A layer's modules: what lasts from pass to pass."""
 
-    def __init__(self, parts: LayerParts, gelu: bool, dtype: torch.dtype) -> None:
-        self.parts, self.gelu, self.dtype = parts, gelu, dtype
+    def __init__(self, number: int, parts: LayerParts, gelu: bool, dtype: torch.dtype) -> None:
+        self.number, self.parts, self.gelu, self.dtype = number, parts, gelu, dtype
         self.qkv = Packed([parts.q, parts.k, parts.v], dtype)
         self.out, self.down = Packed([parts.out], dtype), Packed([parts.down], dtype)
         self.gate_up = Packed([parts.gate, parts.up], dtype)
@@ -254,6 +279,7 @@ class Block:
         """As it is at this moment, adapters included; what is to be rounded first goes to `copies`."""
         parts = self.parts
         return Layer(
+            number=self.number,
             before=parts.before,
             between=parts.between,
             qk_norms=None if parts.q_norm is None or parts.k_norm is None else (parts.q_norm, parts.k_norm),
@@ -275,7 +301,8 @@ class Layers:
 
     def __init__(self, causal: Any, dtype: torch.dtype) -> None:
         self._layout, self.dtype = DecoderLayout.of(causal), dtype
-        self.blocks = [Block(parts, self._layout.gelu, dtype) for parts in self._layout.layers]
+        self.blocks = [Block(n, parts, self._layout.gelu, dtype) for n, parts in enumerate(self._layout.layers)]
+        self._host: HostMemory | None = None
 
     def __call__(self, ids_L: Tensor, position_L: Tensor, where: Segments, at_M: Tensor, keep: str) -> Tensor:
         """(M, D) of the tokens at `at_M`."""
@@ -284,7 +311,7 @@ class Layers:
         if copies:
             to, of = zip(*copies, strict=True)
             torch._foreach_copy_(list(to), list(of))
-        context = PassContext(*self._layout.rotations(position_L), where, keep)
+        context = PassContext(*self._layout.rotations(position_L), where, keep, self._offload(keep, ids_L.device))
         x_LD = self._layout.embedding(ids_L)
         apply: Any = _Layer.apply
         for layer in layers:
@@ -293,8 +320,22 @@ class Layers:
         found: Tensor = apply(x_LD[at_M], last.weight, last.eps)
         return found
 
+    def _offload(self, keep: str, device: torch.device) -> Offload | None:
+        if not torch.is_grad_enabled() or keep not in HOSTED:
+            return None
+        self._host = self._host or HostMemory(device)
+        return self._host.begin(len(self.blocks))
+
+    def host_level(self, tokens: int) -> str:
+        """As much of a pass as the host has memory for; see `decoder_layout.HOSTED`."""
+        free = IN_USE * (free_bytes() + (0 if self._host is None else self._host.held))
+        need = tokens * sum(sizes.hosted(HOSTED[0]) for sizes in self._sizes())
+        return HOSTED[0] if need < free else HOSTED[1]
+
     def kept_bytes(self, keep: str) -> int:
-        """Of each token of a pass, until the backward pass has come by."""
+        """Of each token of a pass, until the backward pass has come by; on the host: of those layers that are here."""
+        if keep in HOSTED:
+            return AT_ONCE * max(sizes.hosted(keep) for sizes in self._sizes())
         return sum(sizes.kept(keep) for sizes in self._sizes())
 
     def passing_bytes(self) -> int:

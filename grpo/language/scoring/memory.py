@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from grpo.language.scoring.decoder_layout import KEEP
+from grpo.language.scoring.decoder_layout import HOSTED, KEEP
 
 TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Size of the float32 logits of one tile. On a CPU above the size from which memory goes back to the system at once."""
@@ -46,8 +46,15 @@ class LayerSizes:
     low: int
     """Bytes of a number in the type that is computed in."""
 
+    def hosted(self, keep: str) -> int:
+        """Bytes a token in the host's memory; on the GPU, as long as the layer or a neighbour of it is computed."""
+        found = 4 * self.heads + self.heads * self.head_dim * self.low if keep == "host" else 0
+        return self.width * self.wide + found if keep in HOSTED else 0
+
     def kept(self, keep: str) -> int:
         """Bytes a token until the backward pass has come by."""
+        if keep in HOSTED:
+            return 0
         total = self.width * self.wide
         if keep != "input":  # what lies between the halves, queries, keys, values, what is found, log-sum-exps
             total += self.width * self.wide + 2 * (self.heads + self.kv_heads) * self.head_dim * self.low
@@ -75,6 +82,6 @@ def tokens_that_fit(layers: Costs, device: torch.device) -> int:
 
 
 def most_to_keep(layers: Costs, tokens: int, device: torch.device) -> str:
-    """As much of a pass as there is memory for; see `decoder_layout.KEEP`."""
+    """As much of a pass as there is memory for; see `decoder_layout.KEEP`. Where nothing is: on the host."""
     free = 0.9 * free_memory(device) - tokens * layers.passing_bytes() - 2 * TILE_BYTES["cuda"]
-    return next((keep for keep in KEEP[:-1] if tokens * layers.kept_bytes(keep) < free), KEEP[-1])
+    return next((keep for keep in KEEP if tokens * layers.kept_bytes(keep) < free), HOSTED[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.config import ConfigError
-from grpo.language.scoring.decoder_layout import KEEP
+from grpo.language.scoring.decoder_layout import HOSTED, KEEP
 from grpo.language.scoring.modes import without_dropout
 from grpo.language.scoring.scorer import Scorer
 from grpo.rollouts import Rollouts, Scores
@@ -22,7 +22,14 @@ BACKEND = "inductor"
 class LanguagePolicy:
     """The trained module: what can be learned of it, and its log-probs."""
 
-    def __init__(self, model: Any, scorer: Scorer, checkpointing: bool = False, compiling: bool = False):
+    def __init__(
+        self,
+        model: Any,
+        scorer: Scorer,
+        checkpointing: bool = False,
+        compiling: bool = False,
+        offloading: bool = False,
+    ) -> None:
         self.model, self.scorer = model, scorer
         self._compiled = self._compile() if compiling else {}
         self.version = 0
@@ -30,6 +37,13 @@ class LanguagePolicy:
         if checkpointing:
             scorer.keep = KEEP[-1]
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if offloading:
+            if not scorer.by_hand:
+                raise ConfigError(
+                    "activation_offloading needs a GPU and a model whose layers are written by hand for the update "
+                    "(the layout of Llama, Mistral and Qwen); gradient_checkpointing saves memory of any other"
+                )
+            scorer.keep = HOSTED[0]
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def score(self, rows: Rollouts, entropy: bool = False) -> Scores:

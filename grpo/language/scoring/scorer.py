@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo.language.samples import Sample
 from grpo.language.scoring import memory, segments
-from grpo.language.scoring.decoder_layout import unwrapped
+from grpo.language.scoring.decoder_layout import HOSTED, unwrapped
 from grpo.language.scoring.head import log_probs
 from grpo.language.scoring.packing import PackedBatch, fill, pack
 from grpo.rollouts import Scores
@@ -137,6 +137,8 @@ class Scorer:
         keep = self.keep or "input"
         if self.keep is None and torch.is_grad_enabled():
             keep = memory.most_to_keep(self.plan.layers, tokens, self.device)
+        if keep in HOSTED:
+            keep = self.plan.layers.host_level(tokens)
         return self.plan.layers(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)
 
     def _arguments(self, batch: PackedBatch) -> dict[str, Any]:

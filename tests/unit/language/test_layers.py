@@ -140,7 +140,7 @@ def test_an_adapter_beside_frozen_weights_gets_peft_s_gradients_tile_by_tile(mon
                 parameter.normal_(std=0.1)
     scores, expected = by_the_module(model, rows)
     assert len(Layers(model.get_base_model(), torch.float32).blocks[0].now([]).tiles(43)) == 2
-    logp_NT, found = by_hand(model, rows, "input")
+    logp_NT, found = by_hand(model, rows, "host")
     assert torch.allclose(logp_NT, scores.logp_NT.detach(), atol=1e-5)
     assert all((grad is None) == ("lora" not in name) for name, grad in found.items())
     same(found, expected)

@@ -46,9 +46,9 @@ def test_it_is_done_where_it_pays(monkeypatch):
     assert count() == 15 and count(steps=7) == 0
     with torch.autocast("cpu", torch.bfloat16):
         assert count() == 0
-    monkeypatch.setattr(linears, "_free_bytes", lambda: 1000.0)
+    monkeypatch.setattr(linears, "free_bytes", lambda: 1000.0)
     assert count() == 0
-    monkeypatch.setattr(linears, "_free_bytes", lambda: 1e12)
+    monkeypatch.setattr(linears, "free_bytes", lambda: 1e12)
     monkeypatch.setattr(linears, "LEAST_SIZE", 3000)
     assert count() == 1  # the head
 
