@@ -1,4 +1,4 @@
-"""The command line: grpo train | view | eval | chat | export | presets | config | doctor."""
+"""The command line: grpo train | view | eval | chat | export | presets | config | doctor | launch."""
 
 import argparse
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import __version__
+from grpo.app.arguments import add_job_flags, add_rank_flags, count, port, seed
 from grpo.run import output
 
 OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> tuple[int, bool]:
     """The exit code, and whether it is that of a run, which nobody has to read along with."""
-    parser, presets = _parser(), []
+    parser, presets, given = _parser(), [], list(words)
     if words and words[0] == "doctor" and "--config" in words:  # what follows --config is read as `config` reads it
         at = words.index("--config")
         words = ["doctor", "--config", *words[1:at], *words[at + 1 :]]
@@ -53,12 +54,16 @@ def _run(words: list[str]) -> tuple[int, bool]:
             presets.append(words.pop(2))
     if words[:2] == ["train", "--settings"]:  # wherever it stands, the task that is named is meant
         words = ["train", *words[2:], "--settings"]
+    if words and words[0] == "launch" and len(words) > 1 and not words[1].startswith("-"):
+        words = ["launch", "--on", words[1], *words[2:]]
+        while len(words) > 3 and not words[3].startswith("-"):
+            presets.append(words.pop(3))
     if words and words[0] in ("train", "config"):  # by hand: argparse would take a setting's value for a preset
         while len(words) > 1 and not words[1].startswith("-"):
             presets.append(words.pop(1))
     arguments, rest = parser.parse_known_args(words)
-    arguments.presets = presets
-    if rest and arguments.run not in (_train, _config) and not (arguments.run is _doctor and arguments.config):
+    arguments.presets, arguments.words = presets, given
+    if rest and arguments.run not in (_train, _config, _launch) and not (arguments.run is _doctor and arguments.config):
         parser.error(f"unrecognised argument {rest[0]}")
     training = arguments.run is _train
     try:
@@ -99,6 +104,11 @@ def _parser() -> argparse.ArgumentParser:
     _view_words(command)
     _words_about_a_run(command)
     _config_words(command)
+    job = command(
+        "launch", _launch, "print a job for a cluster that trains on many GPUs: a commented file that works as it is",
+        f"slurm|skypilot|kubernetes {SETTINGS}",
+    )  # fmt: skip
+    add_job_flags(job)
     return parser
 
 
@@ -112,6 +122,7 @@ def _train_words(command: Command) -> None:
     train.add_argument("--resume", metavar="FOLDER", help="go on with a run exactly where it stopped")
     train.add_argument("--trust", action="store_true", help=f"with --resume: {TRUST}")
     _settings_words(train)
+    add_rank_flags(train)
     train.add_argument(
         "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
     )
@@ -135,7 +146,7 @@ def _view_words(command: Command) -> None:
     viewed.add_argument(
         "--token", action=argparse.BooleanOptionalAction, help="ask for one that the link has (where others could read)"
     )
-    viewed.add_argument("--port", type=_port, help="where to listen (a free one)")
+    viewed.add_argument("--port", type=port, help="where to listen (a free one)")
     viewed.add_argument("--no-browser", action="store_true", help="only print the link")
 
 
@@ -150,14 +161,14 @@ def _words_about_a_run(command: Command) -> None:
         made.add_argument("--trust", action="store_true", help=TRUST)
     prompts = looked.add_argument_group("language models")
     prompts.add_argument("--dataset", metavar="FILE", help="held-out rows, a file or a hub id (the run's own)")
-    prompts.add_argument("--samples", type=_count, metavar="K", help="answers to each prompt; 1: the likeliest tokens")
-    prompts.add_argument("--limit", type=_count, metavar="N", help="only the first N rows")
+    prompts.add_argument("--samples", type=count, metavar="K", help="answers to each prompt; 1: the likeliest tokens")
+    prompts.add_argument("--limit", type=count, metavar="N", help="only the first N rows")
     plays = looked.add_argument_group("control and world models")
-    plays.add_argument("--episodes", type=_count, help="how many (20)")
+    plays.add_argument("--episodes", type=count, help="how many (20)")
     plays.add_argument("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
     plays.add_argument("--render", action="store_true", help="show a window; without a display, write a video")
     plays.add_argument("--video", nargs="?", const="", metavar="FILE", help="write one (RUN/eval.mp4)")
-    plays.add_argument("--seed", type=_seed, help="of the starts; by default ones that the run has never seen")
+    plays.add_argument("--seed", type=seed, help="of the starts; by default ones that the run has never seen")
     looked.add_argument("--json", action="store_true", help="print JSON")
     talked.add_argument("--system", metavar="TEXT", help="the system prompt (the run's own)")
     talked.add_argument("--temperature", type=float, help="0: the likeliest tokens (the run's own)")
@@ -188,6 +199,7 @@ def _config_words(command: Command) -> None:
         "--config", action="store_true", help="then PRESET|FILE … [--setting value …]: try its rewards before training"
     )
     doctor.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")
+    add_rank_flags(doctor)
 
 
 # --- commands: everything heavy is imported inside, so that --help is immediate --------------------------------------
@@ -204,15 +216,38 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         flags = [key for key, _ in _flags(arguments.set, rest)]
         print(settings_text(task_of(_layers(arguments, flags))))
         return OK
-    from grpo.app.builders import resume, start
-
-    if arguments.resume:
-        if arguments.presets or arguments.configs:
-            raise ValueError("--resume takes its settings from the run folder; leave the presets out")
-        return resume(Path(arguments.resume), _flags(arguments.set, rest), arguments.trust)
-    if arguments.trust:
+    if arguments.resume and (arguments.presets or arguments.configs):
+        raise ValueError("--resume takes its settings from the run folder; leave the presets out")
+    if arguments.trust and not arguments.resume:
         raise ValueError("--trust is for --resume: what you name yourself runs without it; leave it out")
-    return start(_resolved(arguments, rest))
+
+    def train() -> int:
+        from grpo.app.builders import resume, start
+
+        if arguments.resume:
+            return resume(Path(arguments.resume), _flags(arguments.set, rest), arguments.trust)
+        return start(_resolved(arguments, rest))
+
+    return _on_ranks(arguments, train, lambda: None if arguments.resume else _resolved(arguments, rest))
+
+
+def _on_ranks(arguments: argparse.Namespace, job: Callable[[], int], settings: Callable[[], Any]) -> int:
+    """The job alone, as one of several ranks, or as many processes as were asked for, each with the same command."""
+    from grpo.distributed.places import Machine, found
+
+    a = arguments
+    place = found(os.environ, a.ranks)
+    if place is None:
+        idle = {"rank-timeout": a.rank_timeout, "shared-gpu": a.shared_gpu}
+        for name in [name for name, value in idle.items() if value]:
+            raise ValueError(f"--{name} means nothing for one process; give --ranks, or leave it out")
+        return job()
+    from grpo.app import ranks
+
+    variables = ranks.variables(a.rank_timeout, a.shared_gpu)
+    if isinstance(place, Machine):
+        return ranks.start(place, a.words, variables, settings())
+    return ranks.take_part(place, variables, job)
 
 
 def _help(arguments: argparse.Namespace, rest: Sequence[str]) -> str:
@@ -292,24 +327,6 @@ def _language(arguments: argparse.Namespace, for_prompts: Sequence[str], for_oth
     return task == "language"
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 15 or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
-    return int(text)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal() or len(text) > 20 or int(text) >= 2**64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**64 - 1")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
-    return int(text)
-
-
 def _config(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     if arguments.dialects is not None:
         from grpo.app.coming_from import text
@@ -336,6 +353,14 @@ def _presets(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _doctor(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.distributed.places import found as place
+
+    if arguments.config and arguments.ranks:
+        raise ValueError(
+            "--config looks at a run on one process, --ranks at what lies between several; give one of them"
+        )
+    if not arguments.config and place(os.environ, arguments.ranks) is not None:
+        return _on_ranks(arguments, lambda: _examine(Path(arguments.logdir)), lambda: None)
     from grpo.app.doctor import findings, preflight, report
 
     if arguments.config:
@@ -345,6 +370,24 @@ def _doctor(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     found = findings(Path(arguments.logdir))
     print(report(found))
     return FAILED if any(item.level == "problem" for item in found) else OK
+
+
+def _examine(folder: Path) -> int:
+    from grpo.app.ranks import examine
+
+    return examine(folder)
+
+
+def _launch(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.app.jobs import Job, text
+
+    a = arguments
+    if a.on is None:
+        raise ValueError("say where the job is to run: grpo launch slurm|skypilot|kubernetes PRESET --nodes 4 > job")
+    sets = [word for item in a.set for word in ("--set", item)]
+    job = Job(a.on, a.nodes, a.gpus, a.time, a.accelerator, a.image)
+    print(text(job, [*a.presets, *sets, *rest], _resolved(a, rest)), end="")
+    return OK
 
 
 def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:

@@ -9,11 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from grpo.app.ranks import expect_alike
 from grpo.app.settings import COMMAND_LINE, Layer, Resolved, flag_layer, layer, resolve
 from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
-from grpo.errors import SamplesFailed
+from grpo.distributed import group
+from grpo.errors import RankFailed, RanksDiffer, RanksLost, SamplesFailed
 from grpo.run import start as door
 from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
@@ -111,6 +113,7 @@ def start(resolved: Resolved) -> int:
 
     def begin() -> Summary:
         TASKS[resolved.task].expect_whole(resolved.config)
+        expect_alike(resolved)
         config, how = resolved.config, _named(resolved)
         document = _document(resolved, how)
         folder = door.create(
@@ -137,6 +140,7 @@ def resume(path: Path, flags: Sequence[tuple[str, str]], trust: bool = False) ->
             raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
         resolved = saved_settings(folder, flagged, trust=trust)
         _expect_given_again(resolved, folder)
+        expect_alike(resolved)
         return _run(resolved, door.as_before(_named(resolved), folder), folder, resume=True)
 
     return _guarded(go_on)
@@ -185,15 +189,18 @@ def _guarded(job: Callable[[], Summary]) -> int:
             print(f"go on with: grpo train --resume {summary.folder}{_confirmed(summary.folder)}")
         return summary.exit_code
     except (FolderError, TrackerError, ConfigError) as error:
-        print(f"grpo: {told(error)}", file=sys.stderr)
-        return BAD_SETTINGS
-    except (Diverged, SamplesFailed, OSError) as error:
-        print(f"grpo: {told(error)}", file=sys.stderr)
-        return FAILED
+        return _failed(told(error), BAD_SETTINGS)
+    except (Diverged, SamplesFailed, RankFailed, RanksDiffer, RanksLost, OSError) as error:
+        return _failed(told(error), FAILED)
     except MemoryError as error:
         what = f" ({told(error)})" if str(error) else ""
-        print(f"grpo: there is not enough memory{what}; lower what is large among the settings", file=sys.stderr)
-        return FAILED
+        return _failed(f"there is not enough memory{what}; lower what is large among the settings", FAILED)
+
+
+def _failed(why: str, code: int) -> int:
+    """Say in one line why a run has ended, to the other ranks too, where it has some."""
+    print(f"grpo: {group.excuse(why)}{why}", file=sys.stderr)
+    return code
 
 
 def _named(resolved: Resolved) -> RunConfig:

@@ -11,7 +11,7 @@ Everything the run says to other ranks goes through these calls, and so do all u
 from __future__ import annotations
 
 import os
-import socket
+import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,8 +19,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from grpo.distributed.facts import versions
+from grpo.distributed.meeting import WAITS, Meeting, meet
+from grpo.distributed.places import Place, found
 from grpo.distributed.wire import packed, unpacked
-from grpo.errors import RanksLost, line
+from grpo.errors import ConfigError, RanksLost, line
 from grpo.protocols import State
 from grpo.rollouts import by_cost
 
@@ -29,15 +32,24 @@ PATIENCE = 1800.0
 BUCKET = 1 << 26
 """Numbers that are summed at a time: one flat copy of this size, not one of all gradients."""
 
+STARTING = 600.0
+"""Seconds that a rank waits for others to be started, at most."""
+TIMEOUT, SHARED_GPU = "GRPO_RANKS_TIMEOUT", "GRPO_SHARED_GPU"
+"""Variables: the flags --rank-timeout and --shared-gpu set them, and a script's caller may."""
+
+_meeting: Meeting | None = None
 _joined: Group | None = None
 
 
 class Group:
     """This process's place among the ranks."""
 
-    def __init__(self, words: Any, tensors: Any) -> None:
-        """words: a gloo group for records; tensors: one that sums what is on a GPU."""
-        self._words, self._tensors = words, tensors
+    def __init__(self, words: Any, tensors: Any, meeting: Meeting | None = None) -> None:
+        """words: a gloo group for records; tensors: a group that sums where the gradients are.
+
+        meeting: is told what this rank waits for, so that whoever waits too long can say for whom.
+        """
+        self._words, self._tensors, self._meeting = words, tensors, meeting
         self.rank, self.size = dist.get_rank(words), dist.get_world_size(words)
         self.chief = self.rank == 0
 
@@ -75,51 +87,107 @@ class Group:
 
     def _call(self, what: str, collective: Any, *args: Any, **kwargs: Any) -> None:
         """One collective; where it fails nobody can be relied on any more."""
+        self._say(f"{WAITS}{what}")
+        began = time.monotonic()
         try:
             collective(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
-            raise RanksLost(
-                f"rank {self.rank} lost the others at {what} ({line(error)}); the one that ended first says why. Go "
-                "on from the last checkpoint"
-            ) from error
+            raise RanksLost(self._lost(what, time.monotonic() - began, error)) from error
+        self._say(f"past {what}")
+
+    def _say(self, phase: str) -> None:
+        if self._meeting is not None:
+            self._meeting.say(phase)
+
+    def _lost(self, what: str, waited: float, error: Exception) -> str:
+        why = line(error) if self._meeting is None else self._meeting.blame(what)
+        return (
+            f"rank {self.rank} lost the others after {waited:.0f} s: {why}. What ended or held up that rank is in its "
+            "own output; a slow one needs a larger --rank-timeout. Go on from the last checkpoint"
+        )
+
+
+def patience_here() -> float:
+    """Seconds that a rank waits for others at any one call."""
+    said = os.environ.get(TIMEOUT, "")
+    try:
+        seconds = float(said or PATIENCE)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e7:
+        raise ConfigError(f"{TIMEOUT}={said!r} (--rank-timeout) must be a number of seconds above 0")
+    return seconds
+
+
+def shares_gpu() -> bool:
+    """Whether ranks may share a GPU."""
+    return os.environ.get(SHARED_GPU, "") not in ("", "0")
+
+
+def arrived() -> Meeting | None:
+    """Where this process meets the other ranks, once it has come."""
+    return _meeting
+
+
+def arrive() -> Meeting:
+    """Where the ranks of this process's job meet; a second call gives the same."""
+    global _meeting
+    if _meeting is None:
+        place = found(os.environ)
+        if not isinstance(place, Place):
+            raise ConfigError("this process is one of several that nobody has started as ranks; start it by torchrun")
+        if torch.cuda.is_available():
+            torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
+        _meeting = meet(place, min(STARTING, patience_here()))
+    return _meeting
 
 
 def join(patience: float | None = None) -> Group:
     """This process among the ranks of its job; a second call gives the same.
 
-    The environment says who and where (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, as torchrun sets them),
-    unless torch.distributed is initialised already. patience: seconds to wait for others at any one call.
+    The environment says who and where (torchrun's variables, srun's, …: `grpo.distributed.places`), unless
+    torch.distributed is initialised already. patience: seconds to wait for others at any one call.
     """
     global _joined
     if _joined is None:
-        seconds = float(os.environ.get("GRPO_RANKS_TIMEOUT", PATIENCE)) if patience is None else patience
-        limit = timedelta(seconds=seconds)
-        if torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        limit = timedelta(seconds=patience_here() if patience is None else patience)
         if dist.is_initialized():
             words = dist.new_group(backend="gloo", timeout=limit)
-        else:
-            dist.init_process_group("gloo", timeout=limit)
-            words = dist.group.WORLD
-        _joined = Group(words, words)
-        if _gpus_of_their_own(_joined):
-            _joined = Group(words, dist.new_group(backend="nccl", timeout=limit))
+            _joined = Group(words, words)
+            return _joined
+        meeting, shared = arrive(), shares_gpu()
+        cards = meeting.agree(versions(), shared)
+        dist.init_process_group("gloo", store=meeting.store, rank=meeting.rank, world_size=meeting.ranks, timeout=limit)
+        words = tensors = dist.group.WORLD
+        if all(card["gpu"] for card in cards) and not shared:
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a time-out is an error here, not an abort
+            tensors = dist.new_group(backend="nccl", timeout=limit)
+        _joined = Group(words, tensors, meeting)
     return _joined
 
 
-def leave() -> None:
-    """Take this process out of the job; nothing happens where it is in none."""
-    global _joined
-    if _joined is not None:
-        _joined = None
+def excuse(why: str) -> str:
+    """Tell the other ranks, where there are any, that this one cannot go on; its name, to begin a line with."""
+    if _meeting is None:
+        return ""
+    _meeting.excuse(why)
+    return f"rank {_meeting.rank}: "
+
+
+def leave(lost: bool = False) -> None:
+    """Take this process out of the job; nothing happens where it is in none.
+
+    The others wait for the chief, who may still be saving: torchrun ends all once one has ended badly. lost: nobody is
+    waited for any more.
+    """
+    global _joined, _meeting
+    joined, meeting, _joined, _meeting = _joined, _meeting, None, None
+    if meeting is not None and not lost:
+        meeting.end()
+    if joined is not None and not lost:
         dist.destroy_process_group()
-
-
-def _gpus_of_their_own(ranks: Group) -> bool:
-    """Whether every rank computes on a GPU that no other has; NCCL refuses to share one."""
-    mine = [socket.gethostname(), torch.cuda.current_device()] if torch.cuda.is_available() else None
-    places = [state.values["place"] for state in ranks.gather(State({"place": mine}, {}), "joining")]
-    return None not in places and len({tuple(place) for place in places}) == len(places)
+    if meeting is not None:
+        meeting.leave()
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

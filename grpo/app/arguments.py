@@ -1,0 +1,61 @@
+"""Flags that several commands have in common, and what their values may be. Nothing heavy is loaded."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def count(text: str) -> int:
+    """A whole number from 1 up."""
+    if not text.isdecimal() or len(text) > 15 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def seed(text: str) -> int:
+    """A seed."""
+    if not text.isdecimal() or len(text) > 20 or int(text) >= 2**64:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**64 - 1")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """A TCP port."""
+    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port: 1 to 65535")
+    return int(text)
+
+
+def add_rank_flags(made: argparse.ArgumentParser) -> None:
+    """What `train` and `doctor` say about several processes."""
+    several = made.add_argument_group("several processes")
+    several.add_argument(
+        "--ranks", type=count, metavar="N",
+        help="that work together, one a GPU, on this machine; under torchrun, srun, … as many as these have started",
+    )  # fmt: skip
+    several.add_argument(
+        "--rank-timeout", type=seconds, metavar="SECONDS", help="that one may wait for another before all end (1800)"
+    )
+    several.add_argument("--shared-gpu", action="store_true", help="let ranks share a GPU, and talk through the CPU")
+
+
+def add_job_flags(made: argparse.ArgumentParser) -> None:
+    """What `launch` asks a cluster for."""
+    made.add_argument("--on", choices=("slurm", "skypilot", "kubernetes"), help="the same as naming it first")
+    made.add_argument("--nodes", type=count, default=1, help="machines (1)")
+    made.add_argument("--gpus", type=count, default=8, help="on each of them, one rank a GPU (8)")
+    made.add_argument("--time", default="24:00:00", help="slurm: how long at most (24:00:00)")
+    made.add_argument("--accelerator", default="H100", help="skypilot: which GPU (H100)")
+    made.add_argument("--image", default="anygrpo:latest", help="kubernetes: a container with anygrpo (anygrpo:latest)")
+    made.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")

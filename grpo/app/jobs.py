@@ -1,0 +1,73 @@
+"""`grpo launch`: a job for SLURM, SkyPilot or Kubernetes, as a commented file that works as it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from grpo.app.builders import TASKS
+from grpo.app.ranks import expect_work
+from grpo.app.settings import Resolved
+from grpo.config import ConfigError
+
+FILES = {
+    "slurm": ("slurm.sbatch",),
+    "skypilot": ("skypilot.yaml",),
+    "kubernetes": ("kubernetes.yaml", "kubernetes_workers.yaml"),
+}
+"""Templates of each place, the second for every machine but the first."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for, of whom."""
+
+    where: str
+    nodes: int
+    gpus: int
+    """On each node."""
+    time: str = "24:00:00"
+    accelerator: str = "H100"
+    image: str = "anygrpo:latest"
+
+    @property
+    def ranks(self) -> int:
+        """In all."""
+        return self.nodes * self.gpus
+
+
+def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
+    """The job's file; words: what `grpo train` is told, resolved: what that means."""
+    expect_work(resolved.config.groups_per_step, job.ranks)
+    told = [word.partition("=")[0] for word in words]
+    for name in ("--logdir", "--run.logdir", "--ranks", "--resume"):
+        if name in told:
+            raise ConfigError(
+                f"{name} is set by the job itself; leave it out, and change the file where you want another"
+            )
+    name = re.sub(r"[^a-z0-9-]+", "-", resolved.name.lower()).strip("-") or "grpo"
+    command = shlex.join(words)
+    logdir = ["--ranks", str(job.ranks), "--logdir", f"/runs/{name}"]
+    values = {
+        "SUMMARY": f"grpo train {command}: {job.ranks} ranks on {job.nodes} x {job.gpus} GPUs. Made by `grpo launch`.",
+        "NAME": name,
+        "NODES": job.nodes,
+        "GPUS": job.gpus,
+        "RANKS": job.ranks,
+        "WORKERS": job.nodes - 1,
+        "TIME": job.time,
+        "ACCELERATOR": job.accelerator,
+        "IMAGE": job.image,
+        "EXTRA": TASKS[resolved.task].extra or "control",
+        "WORDS": command,
+        "SHORT": words[0] if words else "",
+        "COMMAND": json.dumps(["python", "-m", "grpo", "train", *words, *logdir]),
+    }
+    names = FILES[job.where][: 1 if job.nodes == 1 else 2]
+    folder = resources.files("grpo.app") / "templates"
+    whole = "".join((folder / name).read_text(encoding="utf-8") for name in names)
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: str(values[found[1]]), whole)

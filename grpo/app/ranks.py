@@ -1,0 +1,97 @@
+"""A command on several ranks: who starts the processes, and what each of them does around its part of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from grpo.app.settings import Resolved
+from grpo.distributed import group
+from grpo.distributed.facts import settings, versions
+from grpo.distributed.places import Machine, Place
+from grpo.distributed.proof import proofs
+from grpo.distributed.start import start as start_processes
+from grpo.errors import ConfigError
+from grpo.run.progress import told
+
+OK, FAILED, BAD_SETTINGS = 0, 1, 2
+
+
+class Ended(SystemExit):
+    """SIGTERM before a run listens to it: another rank has failed, and what was begun is put away on the way out."""
+
+
+def variables(timeout: float | None, shared_gpu: bool) -> dict[str, str]:
+    """What the flags of a command say to its ranks."""
+    found = {} if timeout is None else {group.TIMEOUT: f"{timeout:g}"}
+    return found | ({group.SHARED_GPU: "1"} if shared_gpu else {})
+
+
+def start(machine: Machine, words: Sequence[str], variables: Mapping[str, str], planned: Resolved | None) -> int:
+    """Start the ranks of this machine with the same words; the exit code of the first that fails.
+
+    planned: the settings where they are known already: what is wrong with them is said once, and nothing is started.
+    """
+    if planned is not None:
+        expect_work(planned.config.groups_per_step, machine.ranks)
+    return start_processes(machine, [sys.executable, "-m", "grpo", *words], variables)
+
+
+def take_part(place: Place, variables: Mapping[str, str], job: Callable[[], int]) -> int:
+    """Do the job as one rank of several; its exit code. Where one cannot start, all end with a line that says why."""
+    os.environ.update(place.variables() | dict(variables))
+    before = signal.signal(signal.SIGTERM, _end)
+    code = FAILED
+    try:
+        group.arrive()
+        code = job()
+    except ConfigError as error:
+        print(f"grpo: {group.excuse(told(error)) or f'rank {place.rank}: '}{told(error)}", file=sys.stderr)
+        code = BAD_SETTINGS
+    except BaseException as error:
+        group.excuse(told(error))
+        raise
+    finally:
+        group.leave(lost=code == FAILED)
+        signal.signal(signal.SIGTERM, before)
+    return code
+
+
+def expect_work(groups: int, ranks: int) -> None:
+    """Refuse more ranks than groups of a step: some would have nothing to sample."""
+    if groups < ranks:
+        raise ConfigError(
+            f"{ranks} ranks would share {groups} {'group' if groups == 1 else 'groups'} a step: some would have none "
+            f"to sample; start {groups} at most, or raise groups_per_step"
+        )
+
+
+def expect_alike(resolved: Resolved) -> None:
+    """Before a folder is made: refuse settings, code or data that differ between ranks, and ranks without work."""
+    meeting = group.arrived()
+    if meeting is None:
+        return
+    expect_work(resolved.config.groups_per_step, meeting.ranks)
+    named = {name if block == "task" else f"{block}.{name}": value for block, name, value, _ in resolved.table()}
+    meeting.agree({**versions(), **settings(named)}, group.shares_gpu(), "comparing settings")
+
+
+def examine(folder: Path) -> int:
+    """`grpo doctor` as one rank of several: the chief prints what was tried; the exit code."""
+    meeting, ranks = group.arrive(), group.join()
+    cards = meeting.agree(versions(), group.shares_gpu(), "examining")
+    found = []
+    for proof in proofs(ranks, cards, folder):
+        found.append(proof)
+        if ranks.chief:
+            remedy = f"   → {proof.remedy}" if proof.remedy else ""
+            print(f"{' ' if proof.sound else '✗'} {proof.what.ljust(10)}  {proof.value}{remedy}", flush=True)
+    return OK if all(proof.sound for proof in found) else FAILED
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise Ended(FAILED)

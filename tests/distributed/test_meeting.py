@@ -1,0 +1,166 @@
+"""Ranks that meet, differ, fail, or do not come: as threads of one process, each with its own connection."""
+
+import socket
+import threading
+import time
+
+import pytest
+from torch.distributed import PrefixStore
+
+from grpo.distributed import meeting as module
+from grpo.distributed.facts import contents, settings, versions
+from grpo.distributed.meeting import WAITS, Meeting, connected, disagreements, meet, named, shared_gpus
+from grpo.distributed.places import Place
+from grpo.errors import ConfigError, RanksLost
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Three sides of one store, as `meet` makes them."""
+    monkeypatch.setattr(module, "LINGERS", 0.2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    places = [Place(rank, 3, rank, 3, "127.0.0.1", port, "a test") for rank in range(3)]
+    return [meet(place, 2.0) for place in places]
+
+
+def at_once(*jobs):
+    """What each job returned or raised, side by side."""
+    found = [None] * len(jobs)
+
+    def carried(number, job):
+        try:
+            found[number] = job()
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=carried, args=(n, job)) for n, job in enumerate(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return found
+
+
+def test_the_same_everywhere(ranks):
+    found = at_once(*[lambda rank=rank: rank.agree({"seed": "3"}) for rank in ranks])
+    assert [card["seed"] for card in found[2]] == ["3", "3", "3"] and found[0] == found[1] == found[2]
+
+
+def test_what_differs_is_named_on_every_rank(ranks):
+    rates = ["1e-6", "1e-6", "2e-6"]
+    found = at_once(
+        *[lambda r=r, x=x: r.agree({"the setting lr": x, "seed": "0"}) for r, x in zip(ranks, rates, strict=True)]
+    )
+    assert all(isinstance(error, ConfigError) for error in found)
+    assert all("the setting lr differs: 1e-6 on ranks 0, 1, 2e-6 on rank 2" in str(error) for error in found)
+    assert "seed" not in str(found[0]).replace("the setting", "")
+
+
+def test_a_rank_that_cannot_start_is_not_waited_for(ranks):
+    began = time.monotonic()
+    found = at_once(
+        lambda: ranks[0].agree({}), lambda: ranks[1].ready("starting"), lambda: ranks[2].excuse("there is no GPU")
+    )
+    assert [type(error) for error in found[:2]] == [ConfigError, ConfigError]
+    assert all("rank 2: there is no GPU" in str(error) for error in found[:2]) and time.monotonic() - began < 2
+
+
+def test_a_rank_that_does_not_come_is_named(ranks):
+    found = at_once(lambda: ranks[0].ready("starting"), lambda: ranks[2].ready("starting"))
+    assert [type(error) for error in found] == [RanksLost, RanksLost]
+    assert "rank 1 of 3 did not come within 2 s" in str(found[0]) and "--rank-timeout" in str(found[0])
+
+
+def test_who_is_waited_for_is_read_from_what_ranks_said(ranks):
+    ranks[0].say(f"{WAITS}collecting")
+    ranks[1].say("past comparing the step")
+    ranks[2].say(f"{WAITS}collecting")
+    assert ranks[0].blame("collecting") == ("it waited at collecting for rank 1, last seen past comparing the step")
+    ranks[1].say(f"{WAITS}collecting")
+    assert "the network" in ranks[0].blame("collecting")
+    ranks[1].excuse("out of memory")
+    assert ranks[2].blame("collecting") == "rank 1: out of memory"
+
+
+def test_the_chief_is_waited_for_at_the_end(ranks):
+    order = []
+
+    def chief():
+        time.sleep(0.3)
+        order.append("saved")
+        ranks[0].end()
+
+    at_once(chief, *[lambda rank=rank: (rank.end(), order.append("left")) for rank in ranks[1:]])
+    assert order == ["saved", "left", "left"]
+
+
+def test_a_port_in_use_and_one_where_something_else_listens():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use.*MASTER_PORT"):
+            meet(Place(0, 2, 0, 2, "127.0.0.1", port, "a test"), 1.0)
+    with pytest.raises(ConfigError, match=r"rank 1 cannot reach rank 0 at 127\.0\.0\.1"):
+        meet(Place(1, 2, 1, 2, "127.0.0.1", port, "a test"), 0.2)
+
+
+def test_a_store_that_is_gone_ends_a_rank():
+    class Gone:
+        def set(self, *key_and_value):
+            raise RuntimeError("connection reset")
+
+        check = add = get = set
+
+    with pytest.raises(RanksLost, match="rank 1 has lost the store"):
+        Meeting(Gone(), 1, 2, 1.0).say("collect")
+    Meeting(Gone(), 1, 2, 1.0).leave()
+    Meeting(Gone(), 1, 2, 1.0).end()
+
+
+def test_shared_gpus_are_found_by_their_own_numbers():
+    cards = [{"host": "a", "gpu": "GPU-1"}, {"host": "a", "gpu": "GPU-2"}, {"host": "b", "gpu": "GPU-1x"}]
+    assert shared_gpus(cards) == [] and shared_gpus([{"host": "a", "gpu": ""}] * 2) == []
+    (line,) = shared_gpus([*cards, {"host": "a", "gpu": "GPU-2"}])
+    assert "ranks 1, 3 share one GPU (GPU-2 on a)" in line and "--shared-gpu" in line
+
+
+def test_names_of_ranks_stay_short():
+    assert named([3]) == "rank 3" and named(range(64)).endswith("7 and 56 more")
+    assert disagreements([{"x": "1" * 99, "host": "a"}, {"x": "2", "host": "b"}])[0].count("1") < 62
+
+
+def test_files_that_settings_name_are_compared(tmp_path):
+    data, model = tmp_path / "rows.jsonl", tmp_path / "model"
+    model.mkdir()
+    data.write_text("{}\n")
+    (model / "config.json").write_text("{}")
+    code = tmp_path / "mine.py"
+    code.write_text("x = 1")
+    named = {"dataset": str(data), "model": str(model), "rewards": [f"{code}:f", "xml"], "run.logdir": "x", "seed": 3}
+    named |= {"hub_token": "hf_abcdefghijklmnop"}
+    before = settings(named)
+    assert before["the setting seed"] == "3" and "the setting run.logdir" not in before
+    assert "hf_abc" not in str(before)
+    for path, key in ((data, "rows.jsonl"), (model / "config.json", "model"), (code, "mine.py")):
+        path.write_text(path.read_text() + " ")
+        after = settings(named)
+        assert [name for name in after if after[name] != before[name]] == [
+            name for name in after if key in name and "what" in name
+        ]
+        before = after
+    assert contents(data) != contents(code)
+    assert "the version of torch" in versions() and len(versions()["the code of anygrpo"]) == 12
+
+
+def test_torch_has_its_own_part_of_the_store(ranks):
+    ranks[0].store.set("phase/1", "not ours")
+    assert ranks[0].phases()[1] == "not there yet" and isinstance(ranks[0].store, PrefixStore)
+    assert connected("127.0.0.1", _port(ranks), 2.0) is not None
+
+
+def _port(ranks):
+    return ranks[0].store.underlying_store.underlying_store.port

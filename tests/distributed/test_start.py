@@ -1,0 +1,103 @@
+"""Processes that `--ranks` starts: variables, exit codes, signals, and a line for each that is killed."""
+
+import os
+import signal
+import socket
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from grpo.cli import main
+from grpo.distributed.places import Machine
+from grpo.distributed.start import start
+from grpo.errors import ConfigError
+
+TWO = Machine(0, 1, 2, "127.0.0.1", 0)
+
+
+def shell(words, machine=TWO, **extra):
+    return start(machine, ["bash", "-c", words], extra, seconds=5)
+
+
+def test_every_rank_gets_its_variables(tmp_path):
+    said = 'echo "$WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $MASTER_PORT $OURS" > "$FOLDER/$RANK"'
+    assert shell(said, FOLDER=str(tmp_path), OURS="x") == 0
+    first, second = (path.read_text().split() for path in sorted(tmp_path.iterdir()))
+    assert (first[:3], second[:3]) == (["2", "0", "127.0.0.1"], ["2", "1", "127.0.0.1"])
+    assert first[3:] == second[3:] and int(first[3]) > 1023 and first[4] == "x"
+
+
+def test_the_second_machine_finds_the_first(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    held = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=5), wait_for_workers=False)
+    said = 'echo "$WORLD_SIZE $LOCAL_RANK" > "$FOLDER/$RANK"'
+    assert shell(said, Machine(1, 2, 2, "127.0.0.1", port), FOLDER=str(tmp_path)) == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"2": "4 0\n", "3": "4 1\n"}
+    del held
+
+
+def test_the_first_failure_is_the_exit_code_and_ends_the_others():
+    assert shell("if [ $RANK = 1 ]; then exit 2; else sleep 60; fi") == 2
+
+
+def test_a_killed_rank_is_told_in_a_line(capfd):
+    assert shell("if [ $RANK = 1 ]; then kill -9 $$; else sleep 60; fi") == 1
+    said = capfd.readouterr().err
+    assert "rank 1 was ended by SIGKILL" in said and "out of memory" in said and said.count("\n") == 1
+
+
+def test_signals_go_on_to_the_ranks(tmp_path):
+    polite = 'trap "exit 75" TERM; touch "$FOLDER/$RANK"; sleep 30 & wait'
+
+    def ask():
+        while len(list(tmp_path.iterdir())) < 2:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert shell(polite, FOLDER=str(tmp_path)) == 75
+    asking.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_port_in_use_is_one_line(capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} cannot be used.*MASTER_PORT"):
+            shell("exit 0", Machine(0, 1, 2, "127.0.0.1", port))
+
+
+def test_nothing_is_started_where_settings_are_wrong(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    cases = {
+        ("train", "bandit", "--ranks", "2"): "2 ranks would share 1 group a step",
+        ("train", "bandit", "--ranks", "2", "--nonsense", "3"): "nonsense",
+        ("train", "bandit", "--shared-gpu"): "--shared-gpu means nothing for one process",
+        ("train", "bandit", "--rank-timeout", "3"): "--rank-timeout means nothing",
+        ("doctor", "--ranks", "2", "--config", "bandit"): "give one of them",
+    }
+    for words, said in cases.items():
+        assert main(list(words)) == 2
+        assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_doctor_tries_what_lies_between_two_ranks(capfd, tmp_path):
+    assert main(["doctor", "--ranks", "2", "--logdir", str(tmp_path / "runs")]) == 0
+    said = capfd.readouterr()
+    assert [word for word in ("sum", "gather", "broadcast") if f"{word.ljust(10)}  right" in said.out] == [
+        "sum", "gather", "broadcast",
+    ]  # fmt: skip
+    assert "GB/s" in said.out and "shared by all ranks" in said.out and "clocks" in said.out
+    assert said.err == "" and list(Path(tmp_path).iterdir()) == []
