@@ -22,6 +22,20 @@ Every row is one published variant, written as a choice on each axis of the algo
 `grpo/recipes.py` by `docs/make_pages.py`; `grpo presets --recipes` prints the same rows.
 
 {table}
+## Which tries learn
+
+Beside every recipe: `--generate 64 --select 16` (`group_size=64, select=16`) samples 64 tries from each start and
+learns from 16 of them. All 64 are rewarded and all are compared with, so that mean and deviation are theirs; only the
+16 are scored by the reference and pass through the update, which costs a quarter. In every room.
+
+| `select_by` | which of a group | paper |
+|---|---|---|
+| `variance` | those whose rewards vary most among all choices of as many | PODS, arXiv:2504.13818 |
+| `extremes` | as many of the best as of the worst | PODS, arXiv:2504.13818 |
+| `length` | the shortest | GFPO, arXiv:2508.09726 |
+| `random` | any: right on average, to compare the others with | |
+
+Both papers take mean and deviation of the chosen tries; here they are of all that were sampled.
 """
 
 WORLDMODEL = """\

@@ -41,8 +41,8 @@ MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_mini
 
 BLOCKS: Blocks = {
     "sampling": (
-        "group_size", "groups_per_step", "no_signal", "filter_rewards", "rewards_lower_bound", "rewards_upper_bound",
-        "max_attempts",
+        "group_size", "select", "select_by", "groups_per_step", "no_signal", "filter_rewards", "rewards_lower_bound",
+        "rewards_upper_bound", "max_attempts",
     ),
     "update": (
         "groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "minibatches", "rows_per_microbatch",
@@ -127,6 +127,11 @@ class GRPOConfig(Worded):
     """Tries from each start. A group of one has nothing to be compared with."""
     groups_per_step: int = Field(default=8, ge=1)
     """Starts (prompts, states, seeds) sampled in one step, where the trainer chooses them."""
+    select: int | None = Field(default=None, ge=1)
+    """Of those, so many of each group learn: an update costs as much as that. The others are compared with, too. None:
+    all."""
+    select_by: Literal["variance", "extremes", "length", "random"] = "variance"
+    """Which: those whose rewards vary most (PODS) · the best and the worst · the shortest (GFPO) · any."""
     groups_per_minibatch: int | None = Field(default=None, ge=1)
     """Starts in one optimizer step; None: all of them."""
     rows_per_minibatch: int | None = Field(default=None, ge=1)
@@ -236,6 +241,8 @@ class GRPOConfig(Worded):
         alien = foreign(self._surrogate(self._columns()), self.changed)
         idle = {name: needs for name, needs in alien.items() if not says_nothing(self.changed[name])}
         idle |= without_effect(self.recipe, self.changed)
+        if self.select_by != "variance" and self.select is None:
+            idle["select_by"] = "it needs select, how many of each group learn"
         if self.max_attempts != 4 and self.no_signal != "resample" and not self.filter_rewards:
             idle["max_attempts"] = "it needs no_signal=resample or filter_rewards=true"
         for name in () if self.filter_rewards else ("rewards_lower_bound", "rewards_upper_bound"):
@@ -344,6 +351,11 @@ def _check(config: GRPOConfig) -> None:
     if len(sizes) > 1:
         raise ConfigError(f"{' and '.join(sizes)} say the same thing; give one of them")
     _check_filter(config)
+    if config.select is not None and config.select > config.group_size:
+        raise ConfigError(
+            f"select={config.select} of each group cannot learn where group_size={config.group_size} are sampled; "
+            "generate more (group_size), or select fewer"
+        )
     recipe = config.recipe
     alone = recipe.ratio == "token" and recipe.reduction == "token_mean" and not recipe.surrogate.whole_rows
     if config.decisions_per_minibatch and not alone:

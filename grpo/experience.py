@@ -57,7 +57,7 @@ class Experience:
     def build(
         rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None = None, detached: bool = False
     ) -> Experience:
-        """Advantages, masks and fixed weights for a collected batch."""
+        """Advantages, masks and fixed weights for a batch: all rows are compared, those that learn are kept."""
         if recipe.beta and recipe.kl_to == "reference" and recipe.kl_estimator != "exact" and ref_logp_NT is None:
             raise ValueError(f"beta={recipe.beta:g} needs reference log-probs: pass ref_logp_NT, or set beta=0")
         expect_shape(tuple(rollouts.mask_NT.shape), ref_logp_NT=ref_logp_NT)
@@ -73,7 +73,7 @@ class Experience:
             mismatch_NT = gates.mismatch_weight(
                 gap_NT, mask_NT, recipe.mismatch_level, recipe.mismatch, recipe.mismatch_low, recipe.mismatch_high
             )
-        return Experience(
+        everything = Experience(
             rollouts=rollouts,
             mask_NT=mask_NT,
             present_N=present_N,
@@ -83,6 +83,7 @@ class Experience:
             mismatch_NT=mismatch_NT,
             denominators=count(mask_NT, recipe, present_N=present_N),
         )
+        return everything if rollouts.learns_N is None else everything.minibatch(learners(rollouts), recipe)
 
     def __len__(self) -> int:
         return len(self.rollouts)
@@ -114,6 +115,13 @@ class Experience:
             rollouts=self.rollouts.decisions(),
             **{name: alone(array, made_NT, name.endswith("_N")) for name, array in own.items()},
         )
+
+
+def learners(rollouts: Rollouts) -> Sequence[int]:
+    """The rows that learn."""
+    if rollouts.learns_N is None:
+        return range(len(rollouts))
+    return [row for row, learns in enumerate(rollouts.learns_N.tolist()) if learns]
 
 
 def count(

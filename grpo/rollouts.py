@@ -95,6 +95,8 @@ class Rollouts:
     """The room's own estimate, for baseline=given."""
     status_N: Array | None = None
     """`Status` of each row."""
+    learns_N: Array | None = None
+    """Rows that learn; the others are compared with and nothing more, and need no log-probs. None: all."""
     reward_names: Sequence[str] | None = None
     """Of the K parts. A source that names them reports on them itself; others are told by number, `rewards/0/mean`."""
 
@@ -124,9 +126,9 @@ class Rollouts:
         scored_N = self.scored_N
         expect_finite(where=scored_N, reward_N=self.reward_N)
         expect_finite(where=self.mask_NT & scored_N[:, None], reward_NT=self.reward_NT)
-        expect_finite(
-            where=self.mask_NT, old_logp_NT=self.old_logp_NT, weight_NT=self.weight_NT, baseline_NT=self.baseline_NT
-        )
+        learns_NT = self.mask_NT if self.learns_N is None else self.mask_NT & self.learns_N[:, None]
+        expect_finite(where=learns_NT, old_logp_NT=self.old_logp_NT, weight_NT=self.weight_NT)
+        expect_finite(where=self.mask_NT, baseline_NT=self.baseline_NT)
         if self.sampled_logp_NT is not None:  # NaN: the engine gave none
             known_NT = ~namespace(self.sampled_logp_NT).isnan(self.sampled_logp_NT)
             expect_finite(where=self.mask_NT & known_NT, sampled_logp_NT=self.sampled_logp_NT)

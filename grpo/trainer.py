@@ -23,6 +23,7 @@ from grpo.core.advantages import group_mean
 from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
+from grpo.learners import marked, scored, scored_now
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
 from grpo.protocols import (
@@ -117,7 +118,7 @@ class Trainer:
         with self.phase("collect"):
             rollouts, metrics = self._collect(states)
         with self.phase("reference"):
-            ref_logp_NT = None if self.reference is None else self.reference.score(rollouts)
+            ref_logp_NT = None if self.reference is None else scored(rollouts, self.reference.score, self.recipe)
         experience = Experience.build(rollouts, self.recipe, ref_logp_NT, detached=self._detached)
         samples = experience.decisions() if self.config.decisions_per_minibatch else experience
         updates = Updates(samples)
@@ -150,9 +151,9 @@ class Trainer:
             most = self.config.max_attempts
             found = resample(collected, request, self._with_signal, self.source.collect, most)
             rollouts, metrics["attempts"] = found.rollouts, float(found.attempts)
+        rollouts = marked(rollouts, self.config, self.steps_done)
         if self.config.old_logp == "recomputed":
-            with torch.no_grad():
-                rollouts = rollouts.but(old_logp_NT=self.policy.score(rollouts).logp_NT)
+            rollouts = rollouts.but(old_logp_NT=scored_now(rollouts, self.policy, self.recipe))
         return rollouts, metrics
 
     def _filtered(self, collected: Collected, request: CollectRequest) -> tuple[Rollouts, dict[str, float | None]]:

@@ -278,6 +278,8 @@ def _check(config: ControlConfig) -> None:
         )
     if config.no_signal == "resample" and by in ("branch", "steps"):
         raise ConfigError(f"no_signal=resample needs starts that can be asked for again, not group_by={by}")
+    if config.select is not None and by in ("batch", "steps"):
+        raise ConfigError(f"select chooses among the group_size tries from one start, which group_by={by} has not")
     _check_chunks(config)
     if config.filter_rewards and by in ("branch", "steps"):
         raise ConfigError(f"filter_rewards needs starts that can be asked for again, not group_by={by}")

@@ -105,6 +105,12 @@ def positions(count: int, like: Array) -> Array:
     return xp.arange(count, device=like.device) if is_torch(like) else xp.arange(count)
 
 
+def stable_order(x_M: Array) -> Array:
+    """Which entries come first when sorted, equal ones in the order they have."""
+    xp = namespace(x_M)
+    return xp.argsort(x_M, kind="stable") if xp.__name__ == "numpy" else xp.argsort(x_M, stable=True)
+
+
 def absolute(x: Array) -> Array:
     """|x| with gradient sign(x), 0 at 0: PyTorch's convention (JAX's own is 1 there)."""
     return x * stop_gradient(namespace(x).sign(x))

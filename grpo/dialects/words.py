@@ -45,6 +45,7 @@ def reference(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Se
 
 
 COMMON = (
+    Spelling("generate", "group_size", "the same, beside select"),
     Spelling("num_generations", "group_size", "TRL 8, EasyDeL 4"),
     Spelling("num_return_sequences", "group_size", "EasyDeL 4"),
     Spelling("clip_epsilon", "epsilon", "0.2"),

@@ -27,6 +27,7 @@ from grpo.language.evaluate import Evaluation, evaluate
 from grpo.language.rewards import Judgement, Rewards, spread
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring.policy import LanguagePolicy
+from grpo.learners import marked, scored_now
 from grpo.protocols import Collected, CollectRequest, Phase, State, no_phase
 from grpo.rollouts import Rollouts, Status
 from grpo.seeding import mixed
@@ -132,7 +133,7 @@ class LanguageSource:
         samples, judged = self.judged(starts, config.group_size, config.sampling, TRAINING, moment)
         if request.attempt:
             samples = [replace(sample, attempt=request.attempt) for sample in samples]
-        rollouts = self._rollouts(samples, judged, config.group_size)
+        rollouts = self._rollouts(samples, judged, config.group_size, moment)
         self._measure(samples, judged, request)
         return Collected(rollouts, starts)
 
@@ -189,7 +190,7 @@ class LanguageSource:
         extras = {name: values[row] for name, values in judged.extras.items()}
         return replace(sample, rewards=given, extras=extras, error=error, trace=judged.tracebacks.get(row))
 
-    def _rollouts(self, samples: Sequence[Sample], judged: Judgement, count: int) -> Rollouts:
+    def _rollouts(self, samples: Sequence[Sample], judged: Judgement, count: int, moment: tuple[int, int]) -> Rollouts:
         device = self.policy.scorer.device
         steps = max(max(sample.length for sample in samples), 1)
         failed_N = np.array([sample.error is not None for sample in samples])
@@ -207,6 +208,7 @@ class LanguageSource:
             inputs=list(samples),
             status_N=torch.as_tensor(status_N, device=device),
         )
+        rollouts = marked(rollouts, self.config, *moment)  # before anything is scored
         return rollouts.but(**self._log_probs(rollouts, samples, steps))
 
     def _parts(self, samples: Sequence[Sample], judged: Judgement) -> np.ndarray:
@@ -226,8 +228,7 @@ class LanguageSource:
             recorded_NT = _laid([s.logp for s in samples if s.logp is not None], steps).to(device)
             if self.engine.exact:
                 return {"old_logp_NT": recorded_NT}
-        with torch.no_grad():
-            old_NT = self.policy.score(rollouts).logp_NT
+        old_NT = scored_now(rollouts, self.policy, self.config.recipe)
         return {"old_logp_NT": old_NT} | ({} if recorded_NT is None else {"sampled_logp_NT": recorded_NT})
 
     # --- what is told -----------------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""More tries are sampled than are learned from: which of them learn, and what is asked about those alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from grpo.config import GRPOConfig
+from grpo.core import selection
+from grpo.experience import learners, trajectory_reward
+from grpo.protocols import SequencePolicy
+from grpo.recipes import Recipe
+from grpo.rollouts import Rollouts, row_index
+from grpo.seeding import generator
+
+
+def marked(rollouts: Rollouts, config: GRPOConfig, step: int, attempt: int = 0) -> Rollouts:
+    """Tries with those that learn marked, where settings say that not all do and nobody has marked them already.
+
+    What is drawn at random for a group follows from (seed, step, attempt) and the group's number.
+    """
+    if config.select is None or rollouts.learns_N is not None:
+        return rollouts
+    if rollouts.episode_N is not None:
+        raise ValueError("select chooses single rows of a group, and here several make one episode (episode_N)")
+    reward_N, weight_N = trajectory_reward(rollouts, config.recipe)
+    group_N, count = rollouts.group_N, config.select
+    if config.select_by == "variance":
+        return rollouts.but(learns_N=selection.most_varied(reward_N, group_N, count, weight_N))
+    if config.select_by == "extremes":
+        return rollouts.but(learns_N=selection.extremes(reward_N, group_N, count, weight_N))
+    key_N = rollouts.mask_NT.sum(1).to(reward_N)
+    if config.select_by == "random":
+        key_N = _drawn(group_N, (config.seed, step, attempt)).to(reward_N)
+    return rollouts.but(learns_N=selection.smallest(key_N, group_N, count, weight_N))
+
+
+def scored(rollouts: Rollouts, score: Callable[[Rollouts], Tensor], recipe: Recipe) -> Tensor:
+    """What `score` says of the rows that learn, 0 for the others; of all where every try's reward has its KL in it."""
+    if rollouts.learns_N is None or (recipe.beta and recipe.kl_in == "reward"):
+        return score(rollouts)
+    rows = learners(rollouts)
+    some_NT = score(rollouts.select(rows))
+    found_NT = torch.zeros(tuple(rollouts.mask_NT.shape), dtype=some_NT.dtype, device=some_NT.device)
+    found_NT[row_index(rows, found_NT)] = some_NT
+    return found_NT
+
+
+@torch.no_grad()
+def scored_now(rollouts: Rollouts, policy: SequencePolicy, recipe: Recipe) -> Tensor:
+    """The same by the policy as it is."""
+    return scored(rollouts, lambda rows: policy.score(rows).logp_NT, recipe)
+
+
+def _drawn(group_N: Tensor, moment: tuple[int, ...]) -> Tensor:
+    """A random number a row."""
+    sizes = Counter(group_N.tolist())
+    numbers = {group: iter(generator(*moment, group % 2**32).random(size).tolist()) for group, size in sizes.items()}
+    return torch.as_tensor([next(numbers[group]) for group in group_N.tolist()], dtype=torch.float64)

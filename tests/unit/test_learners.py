@@ -1,0 +1,136 @@
+"""More tries are sampled than are learned from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from grpo import GRPOConfig, GRPOTrainer
+from grpo.config import ConfigError
+from grpo.experience import Experience, advantages
+from grpo.language.config import LanguageConfig
+from grpo.learners import marked, scored
+from grpo.recipes import recipe
+from grpo.rollouts import Rollouts
+from tests.toys import Match, Softmax, trainer
+
+
+def tries(**changes):
+    group_N = torch.arange(2).repeat_interleave(6)
+    length_N = torch.tensor([3, 1, 2, 4, 4, 1, 1, 2, 3, 4, 2, 1])
+    given = {
+        "group_N": group_N,
+        "mask_NT": torch.arange(4)[None] < length_N[:, None],
+        "old_logp_NT": -torch.rand(12, 4, generator=torch.Generator().manual_seed(0)),
+        "reward_N": torch.tensor([0.0, 1, 5, 2, 2, 2, 7, 7, 1, 7, 7, 0]),
+        "inputs": torch.arange(12),
+    }
+    return Rollouts(**given | changes)
+
+
+@pytest.mark.parametrize(
+    ("by", "rows"),
+    [("variance", [0, 2, 10, 11]), ("extremes", [0, 2, 10, 11]), ("length", [1, 5, 6, 11])],
+)
+def test_so_many_of_each_group_learn(by, rows):
+    config = GRPOConfig(generate=6, select=2, select_by=by)
+    found = marked(tries(), config, step=3)
+    assert found.learns_N.nonzero()[:, 0].tolist() == rows
+    assert marked(found, config, step=4) is found  # who has marked them already is right
+
+
+def test_those_that_learn_have_the_advantages_they_would_have_among_all():
+    everyone, how = tries(), recipe("grpo")
+    found = marked(everyone, GRPOConfig(generate=6, select=2, loss_type="grpo"), step=0)
+    part = Experience.build(found, how)
+    rows = found.learns_N.nonzero()[:, 0]
+    assert len(part) == 4 and torch.equal(part.advantage_NT, advantages(everyone, how)[rows])
+    assert part.denominators.rows == 4 and part.denominators.tokens == float(everyone.mask_NT[rows].sum())
+
+
+def test_a_random_choice_follows_from_seed_step_and_group():
+    config = GRPOConfig(generate=6, select=2, select_by="random", seed=5)
+    first = marked(tries(), config, step=1).learns_N
+    assert torch.equal(first, marked(tries(), config, step=1).learns_N) and first.sum() == 4
+    assert any(not torch.equal(first, marked(tries(), config, step=n).learns_N) for n in (2, 3, 4))
+    alone = tries().select(range(6, 12))  # another rank, which has this group alone
+    assert torch.equal(marked(alone, config, step=1).learns_N, first[6:])
+
+
+def test_only_those_that_learn_are_scored():
+    found, asked = marked(tries(), GRPOConfig(generate=6, select=2), step=0), []
+
+    def score(rows):
+        asked.append(rows.inputs.tolist())
+        return rows.old_logp_NT * 2
+
+    scores = scored(found, score, recipe("grpo", beta=0.1))
+    assert len(asked[0]) == 4 and torch.equal(scores[asked[0]], found.old_logp_NT[asked[0]] * 2)
+    assert not scores[~found.learns_N].any()
+    scored(found, score, recipe("rloo", beta=0.1))  # its KL is taken off every reward
+    assert len(asked[1]) == 12
+
+
+def test_a_step_learns_from_as_many_and_tells_of_all():
+    class Counted(Softmax):
+        scored = 0
+
+        def get_log_probabilities(self, states, actions):
+            Counted.scored += torch.is_grad_enabled() * len(actions)
+            return super().get_log_probabilities(states, actions)
+
+    whole = trainer(policy=Counted(), group_size=16, loss_type="grpo").step([0, 1, 2])
+    before, Counted.scored = Counted.scored, 0
+    report = trainer(policy=Counted(), group_size=16, select=4, loss_type="grpo").step([0, 1, 2])
+    assert (before, Counted.scored) == (48, 12) and len(report.experience) == 12
+    assert report["reward"] == whole["reward"] and report["reward_std"] == whole["reward_std"]
+
+
+def test_all_that_is_sampled_may_learn():
+    """`select` of all is the same update as none."""
+    one, other = (trainer(group_size=8, loss_type="grpo", **given) for given in ({}, {"select": 8}))
+    for made in (one, other):
+        torch.manual_seed(1)
+        made.step([0, 1, 2])
+    assert torch.equal(one.policy.model.logits, other.policy.model.logits)
+
+
+def test_the_random_choice_is_right_on_average():
+    """Over all choices of k of the G tries, the mean update direction is that of all G."""
+    everyone, how = tries(), recipe("dr_grpo", length=4.0)
+    whole = Experience.build(everyone, how).advantage_NT.mean(0)
+    config = GRPOConfig(generate=6, select=2, select_by="random")
+    some = [Experience.build(marked(everyone, config, step), how).advantage_NT.mean(0) for step in range(400)]
+    torch.testing.assert_close(torch.stack(some).mean(0), whole, rtol=0, atol=0.25)
+
+
+def test_what_cannot_be():
+    with pytest.raises(ConfigError, match=r"select=16 of each group cannot learn where .*8.* are sampled"):
+        LanguageConfig(generate=8, select=16)
+    with pytest.raises(ConfigError, match="select_by has no effect here: it needs select"):
+        GRPOConfig(select_by="random")
+    found = tries(episode_N=torch.arange(12) // 2)
+    with pytest.raises(ValueError, match="several make one episode"):
+        marked(found, GRPOConfig(generate=6, select=2), 0)
+    made = GRPOTrainer(GRPOConfig(generate=4, select=2, no_signal="resample"), Softmax(), None, Match())
+    made.step([0, 1])
+
+
+def test_every_room_samples_many_and_learns_from_few():
+    from grpo.bandit import BanditConfig
+    from grpo.bandit import make_trainer as bandit
+    from grpo.control.config import ControlConfig
+    from grpo.control.trainer import make_trainer as control
+    from grpo.language.trainer import make_trainer as language
+
+    made = [
+        bandit(BanditConfig(generate=16, select=4)),
+        control(ControlConfig(env="CartPole-v1", generate=8, select=2, groups_per_step=2)),
+        language(LanguageConfig(model="tiny", dataset="addition", rewards=("correctness",), generate=8, select=2,
+                                groups_per_step=2, max_completion_length=2, engine="transformers", preflight=False)),
+    ]  # fmt: skip
+    for one in made:
+        assert len(one.step().experience) == 4
+        one.source.close()
+    with pytest.raises(ConfigError, match="which group_by=batch has not"):
+        ControlConfig(env="CartPole-v1", group_by="batch", advantage="step", generate=8, select=2)
