@@ -47,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: list[str]) -> tuple[int, bool]:
     """The exit code, and whether it is that of a run, which nobody has to read along with."""
     parser, presets, given = _parser(), [], list(words)
+    if not words:
+        from grpo.app.arguments import NEXT
+
+        print(NEXT.format(version=__version__), end="")
+        return OK, False
     if words and words[0] == "doctor" and "--config" in words:  # what follows --config is read as `config` reads it
         at = words.index("--config")
         words = ["doctor", "--config", *words[1:at], *words[at + 1 :]]

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 import argparse
 
+NEXT = """\
+anygrpo {version}: sample a group of tries from one start, score them, reinforce what beat the group.
+
+  grpo train cartpole            balance a pole: seconds on one core; curve, video and checkpoints stay in runs/
+  grpo view                      look at runs in the browser: curves, groups, every decision's numbers
+  grpo presets                   what else there is to train: control, language models, world models
+  grpo doctor                    what is installed here, what is missing, and the command that fixes it
+
+grpo --help lists all commands, grpo COMMAND --help explains one.
+"""
+"""What `grpo` alone says."""
+
 
 def count(text: str) -> int:
     """A whole number from 1 up."""

@@ -187,7 +187,7 @@ def test_prints_the_recipe_table(capsys):
     assert len(RECIPES) > 18
 
 
-@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["doctor", "--nonsense"]])
+@pytest.mark.parametrize("arguments", [["no-such-command"], ["doctor", "--nonsense"]])
 def test_bad_usage_exits_with_2(arguments):
     with pytest.raises(SystemExit) as exit:
         main(arguments)
@@ -485,6 +485,13 @@ def test_config_shows_the_issue_s_command(capsys):
     assert main(["config", "gsm8k", *words.split()]) == 0
     out = capsys.readouterr().out
     assert "command line (attn_mechanism)" in out and "command line (use_wandb)" in out and "preset gsm8k" in out
+
+
+def test_the_command_alone_says_what_to_do_next(capsys):
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    for words in ("grpo train cartpole", "grpo view", "grpo presets", "grpo doctor"):
+        assert words in said
 
 
 def test_help_shows_ten_settings_of_the_task_first(capsys):
