@@ -14,29 +14,42 @@ from grpo.run.memory import memory
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels are interpreted; read when triton is first imported, by anyone
+# A program of JAX runs once here, on a few numbers: compiling it well takes twice as long as compiling it.
+QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+os.environ.setdefault("XLA_FLAGS", f"{QUICKLY} --xla_cpu_use_fusion_emitters=false")
 torch.set_num_threads(1)  # arrays here are tiny; threads only cost
 settings.register_profile("ci", derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
-ROOMY = 1.2e9
-"""Bytes above which a worker lets go, after each file, of what the tests in it left behind."""
+GROWN = 0.3e9
+"""Bytes by which a worker may grow before it lets go, after a file, of what its tests left behind."""
 MOST = 3.0
 """GiB that a worker may hold: two of them and a browser fit a machine of 8."""
 PEAKS = pytest.StashKey[list[float]]()
+HELD = pytest.StashKey[float]()
 
 
 def pytest_configure(config):
     config.stash[PEAKS] = []
 
 
+def pytest_collection_finish(session):
+    """A million objects of imported modules stay to the end: looking through them takes the collector a second."""
+    gc.collect()
+    gc.freeze()
+    session.config.stash[HELD] = held()
+
+
 def pytest_runtest_teardown(item, nextitem):
     """JAX keeps a compiled program for each operation and shape, which the next file has other ones of."""
-    if nextitem is not None and nextitem.path != item.path and held() > ROOMY:
-        if "jax" in sys.modules:
-            sys.modules["jax"].clear_caches()
-        gc.collect()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)
+    if nextitem is None or nextitem.path == item.path or held() < item.config.stash[HELD] + GROWN:
+        return
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+    item.config.stash[HELD] = held()
 
 
 def held() -> float:
@@ -47,6 +60,7 @@ def held() -> float:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
+    gc.unfreeze()
     peak = memory()["memory/host_gib"]
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["peak"] = peak
