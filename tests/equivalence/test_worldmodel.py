@@ -10,10 +10,10 @@ from tests.faults.tiny import fingerprint
 SMALL = {
     "envs": 2, "prefill": 40, "steps_per_collect": 10, "batch_size": 4, "batch_length": 8, "train_ratio": 16,
     "pretrain": 2, "horizon": 5, "group_size": 3, "groups_per_step": 4, "seed": 5, "video": False, "device": "cpu",
-    "eval_episodes": 2,
+    "eval_episodes": 2, "films": False,
 }  # fmt: skip
 CASES = {
-    "group": {},
+    "group, films": {"films": True},
     "whole futures, recipe grpo": {"loss_type": "grpo", "beta": 0.1},
     "several passes": {"num_iterations": 3, "rows_per_minibatch": 5},
     "critic": {"actor": "critic", "entropy_coef": 1e-3},
@@ -104,7 +104,7 @@ def test_evaluation_does_not_change_training(tmp_path):
 
 def test_looking_at_the_best_and_going_on_changes_nothing(tmp_path):
     """A run that is done shows its best checkpoint; going on from its last one is as if it had never ended."""
-    film = {"video": True}
+    film = {"video": True, "films": True}
     train(tmp_path / "whole", film, steps=6, evaluate_every=2)
     train(tmp_path / "twice", film, steps=4, evaluate_every=2)
     assert (tmp_path / "twice" / "video.mp4").exists() and (tmp_path / "twice" / "forecast.png").exists()
