@@ -59,6 +59,8 @@ class Looks:
                 tracemalloc.start()
             seconds = time.process_time() - self._seconds
             gc.collect()
+            if not self.rows:
+                gc.freeze()  # what imports made stays: looking through it takes longer than a hundred steps
             row = {
                 "step": report.step,
                 "ms": 1000 * seconds / (report.step - self._step),
@@ -67,6 +69,8 @@ class Looks:
             }
             self.rows.append(row)
             self._seconds, self._step = time.process_time(), report.step
+            if len(self.rows) == LOOKS:
+                tracemalloc.stop()  # before the curve is drawn
         return False
 
 
@@ -103,6 +107,7 @@ def lived(room: str, steps: int, place: Path, plan: dict[str, object], trace: bo
     try:
         summary = start(trainer, how, folder, stop=looks, progress=None)
     finally:
+        gc.unfreeze()
         trainer.source.close()
     return {
         "steps": summary.step, "reason": summary.reason, "seconds": time.perf_counter() - began, "looks": looks.rows

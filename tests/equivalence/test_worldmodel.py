@@ -69,7 +69,7 @@ def test_cut_and_resumed_is_the_same_run(name, tmp_path):
 @pytest.mark.parametrize("spilled", [{}, {"replay_memory": 60, "replay_capacity": 160}], ids=["memory", "disk"])
 def test_a_long_run_is_cut_after_chunks_were_written_and_dropped(spilled, tmp_path):
     """The oldest chunks are gone by then, others lie only in files."""
-    long = {"steps_per_collect": 30, "replay_capacity": 100} | spilled
+    long = {"steps_per_collect": 30, "replay_capacity": 100, "train_ratio": 4} | spilled
     train(tmp_path / "whole", long, steps=7)
     with pytest.raises(Cut):
         train(tmp_path / "cut", long, steps=7, cut_at=6)

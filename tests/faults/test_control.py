@@ -212,7 +212,7 @@ def test_ctrl_c_saves_ends_with_130_and_goes_on_exactly(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts what Linux lists")
-def test_two_hundred_steps_leave_nothing_behind(tmp_path):
+def test_a_hundred_steps_leave_nothing_behind(tmp_path):
     seen = {}
 
     def held():
@@ -220,14 +220,14 @@ def test_two_hundred_steps_leave_nothing_behind(tmp_path):
         return len(os.listdir("/proc/self/fd")), threading.active_count(), len(started())
 
     def look(report):
-        if report.step in (20, 200):
+        if report.step in (20, 100):
             seen[report.step] = held()
 
     before = held()
     trainer = make("tests.faults.envs:Walk", env_kwargs={"length": 1}, groups_per_step=1, num_iterations=1)
     judged = {"evaluate": trainer.source.evaluate, "evaluate_every": 10}
-    summary = run(trainer, 200, make_folder(tmp_path / "run"), stop=look, **QUICK | judged | {"checkpoint_every": 50})
-    assert summary.step == 200 and seen[200] == seen[20]
+    summary = run(trainer, 100, make_folder(tmp_path / "run"), stop=look, **QUICK | judged | {"checkpoint_every": 50})
+    assert summary.step == 100 and seen[100] == seen[20]
     trainer.source.close()
     assert held()[1:] == before[1:]
     assert held()[0] <= before[0] + 1  # multiprocessing keeps a pipe to its resource tracker

@@ -88,8 +88,9 @@ def test_recipes_for_whole_futures_learn_too(loss_type):
 
 def test_rewards_of_ones_own_lead_elsewhere():
     """Paid for going left it goes there, whatever the environment pays."""
-    trainer = GRPOTrainer(env=Reach, reward_fn=lambda batch: -batch["vector"][..., 0], **QUICK)
-    trainer.train(steps=40, progress=None)
+    shorter = QUICK | {"pretrain": 100}
+    trainer = GRPOTrainer(env=Reach, reward_fn=lambda batch: -batch["vector"][..., 0], **shorter)
+    trainer.train(steps=15, progress=None)
     assert trainer.evaluate(20).return_E.mean() < 0.0  # the far end of the line
     trainer.source.close()
 

@@ -56,12 +56,12 @@ def test_pictures_are_seen_imagined_and_filmed(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "kinds"),
     [
-        ({}, [("image", "forecast")]),
+        ({"films": True}, [("image", "forecast")]),
         (
-            {"pixels": True, "image_size": 16, "max_episode_steps": 12},
+            {"films": True, "pixels": True, "image_size": 16, "max_episode_steps": 12},
             [("strip", n) for n in ("real", "imagined", "error")],
         ),
-        ({"films": False}, []),
+        ({}, []),
     ],
     ids=["numbers", "pictures", "without"],
 )
@@ -134,7 +134,7 @@ def test_dreamer_s_commands_work_as_printed(command, tmp_path, monkeypatch):
     words = shlex.split(command)
     small = [word for word in zip(FLAGS[::2], FLAGS[1::2], strict=True) if word[0][2:].replace("-", "_") not in
              ("group_size", "train_ratio", "envs", "horizon")]  # fmt: skip
-    flags = [word for pair in small for word in pair]
+    flags = [*(word for pair in small for word in pair), "--video", "false", "--films", "false"]
     if "--logdir" not in words:
         words += ["--logdir", "logs/dreamer/run"]
     assert main(["train", *words, *flags, "--steps", "2", "--evaluate-every", "2"]) == 0

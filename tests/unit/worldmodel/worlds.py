@@ -7,7 +7,7 @@ from grpo.worldmodel import GRPOTrainer
 SMALL = {
     "envs": 2, "prefill": 40, "steps_per_collect": 10, "batch_size": 4, "batch_length": 8, "train_ratio": 16,
     "pretrain": 2, "horizon": 5, "group_size": 3, "groups_per_step": 4, "seed": 5, "video": False, "device": "cpu",
-    "eval_episodes": 2,
+    "eval_episodes": 2, "films": False,
 }  # fmt: skip
 
 
