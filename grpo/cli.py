@@ -1,4 +1,4 @@
-"""The command line: grpo train | view | eval | chat | export | presets | config | doctor | launch."""
+"""The command line: grpo train | plan | view | eval | chat | export | presets | config | doctor | launch."""
 
 import argparse
 import os
@@ -63,12 +63,13 @@ def _run(words: list[str]) -> tuple[int, bool]:
         words = ["launch", "--on", words[1], *words[2:]]
         while len(words) > 3 and not words[3].startswith("-"):
             presets.append(words.pop(3))
-    if words and words[0] in ("train", "config"):  # by hand: argparse would take a setting's value for a preset
+    if words and words[0] in ("train", "config", "plan"):  # by hand: argparse would take a setting's value for a preset
         while len(words) > 1 and not words[1].startswith("-"):
             presets.append(words.pop(1))
     arguments, rest = parser.parse_known_args(words)
     arguments.presets, arguments.words = presets, given
-    if rest and arguments.run not in (_train, _config, _launch) and not (arguments.run is _doctor and arguments.config):
+    taken = arguments.run in (_train, _plan, _config, _launch) or (arguments.run is _doctor and arguments.config)
+    if rest and not taken:
         parser.error(f"unrecognised argument {rest[0]}")
     training = arguments.run is _train
     try:
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     _train_words(command)
+    _plan_words(command)
     _view_words(command)
     _words_about_a_run(command)
     _config_words(command)
@@ -138,6 +140,15 @@ def _settings_words(made: argparse.ArgumentParser) -> None:
     """What `train` and `config` have in common."""
     made.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE", help="one setting, by its path")
     made.add_argument("--configs", nargs="+", default=[], metavar="PRESET", help="the same as naming presets first")
+
+
+def _plan_words(command: Command) -> None:
+    planned = command(
+        "plan", _plan, "what a step will take, memory and time by part, before anything is loaded", SETTINGS
+    )
+    _settings_words(planned)
+    planned.add_argument("--gpu", metavar="NAME", help="for this one instead of the one that is here: h200, a100, …")
+    planned.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _view_words(command: Command) -> None:
@@ -253,6 +264,15 @@ def _on_ranks(arguments: argparse.Namespace, job: Callable[[], int], settings: C
     if isinstance(place, Machine):
         return ranks.start(place, a.words, variables, settings())
     return ranks.take_part(place, variables, job)
+
+
+def _plan(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.app.builders import TASKS
+
+    resolved = _resolved(arguments, rest)
+    fits, text = TASKS[resolved.task].plan(resolved.config, arguments.gpu, arguments.json)
+    print(text)
+    return OK if fits else FAILED
 
 
 def _help(arguments: argparse.Namespace, rest: Sequence[str]) -> str:

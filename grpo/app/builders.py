@@ -40,6 +40,8 @@ class Task:
     make: str = "make_trainer"
     speaker: str = ""
     """Module and function that make one which needs no reward; empty: the same."""
+    planner: str = ""
+    """Module and function that say what a step will take; empty: nobody can."""
     extra: str = ""
     """What `pip install 'anygrpo[…]'` must bring first."""
     dialect: str = "dreamer"
@@ -64,6 +66,20 @@ class Task:
         module, _, name = self.speaker.partition(":")
         make: Callable[[Any], GRPOTrainer] = self._named(name or self.make, module)
         return make(config)
+
+    def plan(self, config: GRPOConfig, gpu: str | None, as_json: bool) -> tuple[bool, str]:
+        """Whether a step fits on a GPU, and what it takes there by part; nothing of it is made."""
+        module, _, name = self.planner.partition(":")
+        if not name:
+            raise ConfigError(
+                f"{self.module.removeprefix('grpo.')}: only steps of language models are planned; networks of this "
+                "task are small, and its memory is what its settings hold (environments, replay_capacity)"
+            )
+        for setting, remedy in self.needs:
+            if setting != "dataset" and not getattr(config, setting):
+                raise ConfigError(f"no {setting} was named; {remedy}")
+        find: Callable[[Any, str | None, bool], tuple[bool, str]] = self._named(name, module)
+        return find(config, gpu, as_json)
 
     def front_door(self) -> Any:
         """The room's trainer class, for what a configuration alone cannot say."""
@@ -93,6 +109,7 @@ TASKS = {
         "LanguageConfig",
         extra="language",
         speaker="grpo.language.trainer:make_speaker",
+        planner="grpo.language.planning.show:planned",
         dialect="trl",
         needs=(
             ("model", "give --model with a hub id, a folder or a .gguf file"),

@@ -22,7 +22,11 @@ from grpo.language.engines.inline import context_of
 from grpo.language.model import loading, reference
 from grpo.language.model.adapters import is_adapted, with_adapter
 from grpo.language.model.optimizer import RoundedAdamW
+from grpo.language.planning import show as planning
+from grpo.language.planning.shape import ModelShape, Unknown
+from grpo.language.planning.sizes import limit_bytes
 from grpo.language.rewards import Rewards
+from grpo.language.scoring import memory
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.scoring.probe import make_scorer
 from grpo.language.source import LanguageSource, OneAnswer, Player
@@ -67,6 +71,8 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     config = named(config, given)
     if config.weights == "bfloat16" and (given.peft_config is not None or is_adapted(given.model)):
         raise ConfigError(ONLY_WHOLE)
+    if config.memory is not None:
+        keep_limit(config, given)
     torch.manual_seed(config.seed)  # an adapter's first weights are drawn
     base, tokenizer = model_of(config, given.model, given.processing_class, given.peft_config is not None)
     handed_over = given.model is not None and not isinstance(given.model, str)
@@ -104,6 +110,26 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         reference=reference_of(config, policy, fresh, given.ref_model),
         optimizer=optimizer_of(config, policy, given.optimizers[0]),
     )
+
+
+def keep_limit(config: LanguageConfig, given: Given) -> None:
+    """Take no more of the GPU than `memory` says; refused before anything is loaded where no step is that small."""
+    device = torch.device(device_of(config.device))
+    if device.type != "cuda":
+        raise ConfigError(
+            f"memory={config.memory} limits what is taken of a GPU, and this runs on {device}; leave it out"
+        )
+    if config.engine == "vllm" and "base_url" not in config.engine_kwargs:
+        raise ConfigError("memory: vLLM takes a share of its own; set engine_kwargs gpu_memory_utilization instead")
+    gpu = memory.gpu_here(device)
+    limit = limit_bytes(config.memory or 1.0, gpu.memory)
+    memory.set_limit(device, limit)
+    loaded = given.model is not None and not isinstance(given.model, str)
+    try:
+        shape = ModelShape.of(given.model.config) if loaded else planning.shape_of(config)
+    except Unknown:
+        return  # of a model whose sizes say too little, passes are halved until they fit
+    planning.expect_fits(config, shape, gpu, limit, given.peft_config is not None or is_adapted(given.model))
 
 
 def named(config: LanguageConfig, given: Given) -> LanguageConfig:

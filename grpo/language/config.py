@@ -17,6 +17,7 @@ from grpo.config import ConfigError, GRPOConfig, NamedCode
 from grpo.dialects import SYSTEMS, Translation, Words, joined, key_of
 from grpo.language.compat.dialect import WORDS
 from grpo.language.engines import Sampling
+from grpo.language.planning.sizes import memory_limit
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN, RUN_NAMES, run_config, translate_run
@@ -43,8 +44,8 @@ BLOCKS: Blocks = {
     ),
     "turns": ("tools", "environment", "max_turns"),
     "update": (
-        "tokens_per_microbatch", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1", "adam_beta2",
-        "adam_epsilon",
+        "tokens_per_microbatch", "memory", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1",
+        "adam_beta2", "adam_epsilon",
     ),
     "warm_start": ("warm_start_steps", "warm_start_batch", "warm_start_learning_rate"),
     "eval": ("eval_samples", "eval_on_start", "eval_by", "eval_prompts"),
@@ -202,7 +203,11 @@ class LanguageConfig(GRPOConfig):
 
     # --- training batches
     tokens_per_microbatch: int | None = Field(default=None, ge=1)
-    """Tokens in one forward and backward pass; changes memory, not the gradient. None: 4,096 on a CPU, 32,768 else."""
+    """Tokens in one forward and backward pass; changes memory, not the gradient. None: 4,096 on a CPU; on a GPU as few
+    as can be without costing time, or 32,768 where the model's layers are not known."""
+    memory: str | float | None = None
+    """The most that may be taken of the GPU, as 40GiB, 24GB or a share such as 0.5: passes, what is kept of them, keys
+    and values shrink to it. None: as little as costs no time, up to all there is. `grpo plan` shows what that is."""
     packing: Literal["auto", "segments", "shared", "packed", "padded"] = "auto"
     """Rows of a pass: each prompt once with all its completions, as segments of one row (a GPU, bfloat16) or as a row
     with a mask (shared), all rows one behind the other (packed), or padded to the longest; the same gradients. auto:
@@ -371,6 +376,8 @@ class LanguageConfig(GRPOConfig):
 
 def _check(config: LanguageConfig) -> None:
     """What the room alone knows."""
+    if config.memory is not None:
+        memory_limit(config.memory)
     if config.warmup_steps and config.warmup_ratio:
         raise ConfigError("warmup_steps and warmup_ratio say the same thing; give one of them")
     if config.quantize != "none" and not (config.lora_rank or config.adapter):

@@ -146,10 +146,11 @@ def test_memory_decides_what_is_kept(monkeypatch):
     for free, expected in (*zip((size + 1 for size in each), KEEP, strict=True), (1, HOSTED[0])):
         monkeypatch.setattr(memory, "free_memory", lambda _, free=free: (1000 * (free + passing) + tile) / 0.9)
         assert memory.most_to_keep(scorer.plan.layers, 1000, scorer.device) == expected
+    rows = samples()
     monkeypatch.setattr(memory, "free_memory", lambda _: 0)
-    assert scorer.budget == memory.LEAST
+    least = scorer.budget(rows)
     monkeypatch.setattr(memory, "free_memory", lambda _: 10**15)
-    assert scorer.budget == memory.MOST
+    assert least < scorer.budget(rows) <= sum(len(row.prompt.ids) + row.length for row in rows)
 
 
 def test_out_of_memory_halves_the_passes_and_leaves_the_gradient(monkeypatch):

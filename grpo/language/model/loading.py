@@ -68,6 +68,24 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
     return model
 
 
+def load_config(config: LanguageConfig) -> Any:
+    """The configuration that belongs to the model: its sizes, without a weight."""
+    from transformers import AutoConfig
+
+    place, more = _place(config)
+    more.pop("quantization_config", None)
+    with told("model", config.model, _files(place, more)):
+        return AutoConfig.from_pretrained(
+            place, trust_remote_code=config.trust_remote_code, revision=config.revision, **more
+        )
+
+
+def weights_folder(config: LanguageConfig) -> Path | None:
+    """The folder on this machine that holds the model's files, where it is one."""
+    place, more = _place(config)
+    return None if more or not Path(place).is_dir() else Path(place)
+
+
 def keep_as_asked(model: Any, config: LanguageConfig) -> torch.dtype | None:
     """Have a loaded model keep the weights that are trained as `weights` says; what they were, where narrower.
 

@@ -1,18 +1,41 @@
-"""What a pass of layers by hand may take of a GPU: how many tokens at once, and what each layer keeps of them."""
+"""What a step may take of a GPU: a limit that is kept, the tokens of a pass, and what each layer keeps of them.
+
+A pass is as small as it can be without costing time, not as large as memory allows: of all ways to cut a step into
+passes and to keep less of them, the one with the least memory is taken among those that take hardly longer than the
+fastest (`choose`). What a plan shows before anything is loaded (`language.planning`) is chosen by the same
+functions.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from grpo.config import ConfigError
+from grpo.language.planning.gpus import GPU, GPUS, gpu_called
 from grpo.language.scoring.decoder_layout import HOSTED, KEEP
 
 TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Size of the float32 logits of one tile. On a CPU above the size from which memory goes back to the system at once."""
-LEAST, MOST = 8192, 131_072
-"""Tokens of a pass where memory decides: products are no faster with more, and not much slower with the least."""
+FORWARD = 32_768
+"""Tokens of a pass without gradient, which keeps nothing: at most."""
+SLOWER = 0.15
+"""How much longer than by the fastest way that fits gradients may take, where that saves memory."""
+IN_PIECES = 0.9
+"""Of the memory that is free, what can be counted on: the rest lies between pieces."""
+CONTEXT = 800 * 2**20
+"""Bytes that CUDA and the kernels themselves take of a GPU, outside of torch's sight."""
+AGAIN = {"everything": 0.0, "attention": 0.11, "input": 0.27}
+"""Time that computing again takes where less is kept, as a share of the gradients' without."""
+PASS_BYTES, PASS_LAYER = 45, 2.5e-4
+"""What a pass costs however few its tokens are: bytes that are moved for each trained weight (rounding it, adding to
+its gradient), and seconds a layer until its kernels are launched."""
+PRODUCTS = 0.8
+"""Of the rate of a large product, what those of a pass reach."""
 
 
 class Costs(Protocol):
@@ -69,19 +92,119 @@ class LayerSizes:
         return (5 * self.inner + 10 * self.width + 2 * qkv) * self.low
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What there is to learn from, on average: groups of completions that share a prompt."""
+
+    groups: int
+    group: float
+    """Completions of a prompt."""
+    prompt: float
+    completion: float
+    """Tokens of each."""
+
+    @property
+    def block(self) -> float:
+        """Tokens of a prompt with all its completions."""
+        return self.prompt + self.group * self.completion
+
+    @property
+    def tokens(self) -> float:
+        """All that are computed where no group is cut."""
+        return self.groups * self.block
+
+
+@dataclass(frozen=True)
+class Way:
+    """A step cut into passes."""
+
+    tokens: int
+    """Of a pass."""
+    keep: str
+    passes: int
+    bytes: int
+    """That a pass takes for what is kept of it, and what passes through a layer."""
+    time: float
+    """Of the gradients, where 1 is all tokens at once with nothing computed again, less what a pass costs by itself."""
+
+
+def ways(costs: Costs, rows: Rows, fixed: float) -> list[Way]:
+    """All that are looked at; `fixed`: how many tokens take as long as a pass without any (`fixed_tokens`)."""
+    counts = {n for power in range(24) for n in (1 << power, 3 << power) if n < rows.groups} | {rows.groups}
+    cuts = [(count * rows.block, -(-rows.groups // count)) for count in sorted(counts)]
+    parts = {max(round(rows.group / 2**power), 1) for power in range(1, 12)} if rows.group > 1 else set()
+    for part in sorted(parts):  # of one group: its prompt is computed again with each
+        cuts.append((rows.prompt + part * rows.completion, rows.groups * math.ceil(rows.group / part)))
+    found = []
+    for tokens, passes in cuts:
+        computed = max(passes * tokens, rows.tokens) if tokens < rows.block else rows.tokens
+        for keep in KEEP:
+            size = math.ceil(tokens * (costs.kept_bytes(keep) + costs.passing_bytes()))
+            time = (computed * (1 + AGAIN[keep]) + passes * fixed) / rows.tokens
+            found.append(Way(math.ceil(tokens), keep, passes, size, time))
+    return found
+
+
+def choose(every: Sequence[Way], free: float, slower: float = SLOWER) -> Way:
+    """The least memory that hardly takes longer than the fastest way; else the fastest that fits, or the leanest."""
+    bar = (1 + slower) * min(way.time for way in every)
+    fitting = [way for way in every if way.bytes <= free]
+    quick = [way for way in fitting if way.time <= bar]
+    if quick or not fitting:
+        return min(quick or every, key=lambda way: (way.bytes, way.time))
+    return min(fitting, key=lambda way: (way.time, way.bytes))
+
+
+def fixed_tokens(weights: int, trained: int, layers: int, gpu: GPU) -> float:
+    """Tokens whose gradients take as long as a pass costs by itself."""
+    seconds = PASS_BYTES * trained / gpu.bytes_per_s + PASS_LAYER * layers
+    return seconds / ((4 * weights + 2 * trained) / (PRODUCTS * gpu.flops_per_s))
+
+
+# --- the GPU that is here -------------------------------------------------------------------------------------------
+
+_limits: dict[int, int] = {}
+"""Bytes that this process may take of a device, by its number; of the process, as torch's own limit is."""
+
+
+def set_limit(device: torch.device, limit: int) -> None:
+    """Take at most so many bytes of a GPU from now on; torch refuses more, what CUDA itself takes is counted in."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    if limit > total:
+        raise ConfigError(f"memory={limit / 2**30:.1f}GiB is more than the GPU has, {total / 2**30:.1f}; leave it out")
+    if limit <= CONTEXT:
+        raise ConfigError(f"memory={limit / 2**30:.2f}GiB: CUDA alone takes {CONTEXT / 2**30:.1f} of a GPU; give more")
+    torch.cuda.set_per_process_memory_fraction((limit - CONTEXT) / total, device)
+    _limits[_number(device)] = limit - CONTEXT
+
+
+def _number(device: torch.device) -> int:
+    return device.index if device.index not in (None, -1) else torch.cuda.current_device()
+
+
 def free_memory(device: torch.device) -> int:
-    """Bytes that could be taken, those included that torch holds and nobody uses."""
+    """Bytes that could be taken, those included that torch holds and nobody uses; within a limit, if there is one."""
     free, _ = torch.cuda.mem_get_info(device)
-    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    used = torch.cuda.memory_allocated(device)
+    found = free + torch.cuda.memory_reserved(device) - used
+    return int(min(found, _limits.get(_number(device), math.inf) - used))
 
 
-def tokens_that_fit(layers: Costs, device: torch.device) -> int:
-    """Tokens of a pass for which the memory that is free now allows not to compute anything twice."""
-    each = layers.kept_bytes("everything") + layers.passing_bytes()
-    return int(min(max(0.6 * free_memory(device) / each, LEAST), MOST))
+def gpu_here(device: torch.device) -> GPU:
+    """What is known of the device; where nobody has looked up its rates, another's that are as far apart."""
+    about = torch.cuda.get_device_properties(device)
+    rates = GPUS["h200"]
+    return gpu_called(about.name, about.total_memory) or GPU(
+        about.name, about.total_memory, rates.bytes_per_s, rates.flops_per_s
+    )
+
+
+def tokens_without_gradient(costs: Costs, device: torch.device) -> int:
+    """For log-probs alone."""
+    return int(min(max(IN_PIECES * free_memory(device) / 2 / costs.passing_bytes(), 1), FORWARD))
 
 
 def most_to_keep(layers: Costs, tokens: int, device: torch.device) -> str:
     """As much of a pass as there is memory for; see `decoder_layout.KEEP`. Where nothing is: on the host."""
-    free = 0.9 * free_memory(device) - tokens * layers.passing_bytes() - 2 * TILE_BYTES["cuda"]
+    free = IN_PIECES * free_memory(device) - tokens * layers.passing_bytes() - 2 * TILE_BYTES["cuda"]
     return next((keep for keep in KEEP if tokens * layers.kept_bytes(keep) < free), HOSTED[0])

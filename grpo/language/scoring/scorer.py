@@ -22,7 +22,7 @@ from grpo.language.samples import Sample
 from grpo.language.scoring import memory, segments
 from grpo.language.scoring.decoder_layout import HOSTED, unwrapped
 from grpo.language.scoring.head import log_probs
-from grpo.language.scoring.packing import PackedBatch, fill, pack
+from grpo.language.scoring.packing import PackedBatch, by_prompt, fill, pack
 from grpo.rollouts import Scores
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Scorer:
         self.keep: str | None = None
         """What a layer keeps of a pass; None: as much as there is memory for. See `decoder_layout.KEEP`."""
         self.set_budget = budget
-        """Tokens of a pass as the settings have it; None: the device and its memory decide."""
+        """Tokens of a pass as the settings have it; None: the least memory that costs no time."""
         self._halved = 0
         """Times that a pass without gradient ran out of memory."""
 
@@ -85,9 +85,9 @@ class Scorer:
         )
 
     def in_parts(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
-        """The same without gradient, in passes of at most `budget` tokens; out of memory: in smaller ones."""
+        """The same without gradient, in passes that fit; out of memory: in smaller ones."""
         while True:
-            parts = self.split(samples, None, self._halved)
+            parts = self.split(samples, self._without_gradient, self._halved)
             try:
                 with torch.no_grad():
                     found = [self([samples[row] for row in rows], steps, entropy) for rows in parts]
@@ -101,8 +101,8 @@ class Scorer:
         return Scores(torch.cat([s.logp_NT for s in found])[order], entropy_NT)
 
     def split(self, samples: Sequence[Sample], limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
-        """Rows of passes of at most `limit` tokens."""
-        budget = max((limit or self.budget) >> halvings, 1)
+        """Rows of passes of at most `limit` tokens; None: as many as are worth their memory."""
+        budget = max((limit or self.budget(samples)) >> halvings, 1)
         return fill(samples, budget, self.packing)
 
     @property
@@ -115,12 +115,27 @@ class Scorer:
         """Whether layers have a backward pass of their own."""
         return self.plan.layers is not None
 
-    @property
-    def budget(self) -> int:
-        """Tokens of a pass: as set, else what the memory that is free now allows without computing anything twice."""
-        if self.set_budget is not None or self.plan.layers is None:
+    def budget(self, samples: Sequence[Sample]) -> int:
+        """Tokens of a pass with gradient: as set, else as few as can be without costing time (`memory.choose`)."""
+        layers = self.plan.layers
+        if self.set_budget is not None or layers is None:
             return self.set_budget or BUDGET.get(self.device.type, 32_768)
-        return memory.tokens_that_fit(self.plan.layers, self.device)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        coming = sum(p.numel() * p.element_size() for p in trained if p.grad is None)
+        head = self.head.weight.numel() * (4 + layers.dtype.itemsize) + 2 * memory.TILE_BYTES["cuda"]
+        free = memory.IN_PIECES * memory.free_memory(self.device) - coming - head
+        every = sum(p.numel() for p in self.model.parameters())
+        fixed = memory.fixed_tokens(
+            every, sum(p.numel() for p in trained), len(layers.blocks), memory.gpu_here(self.device)
+        )
+        return memory.choose(memory.ways(layers, rows_of(samples), fixed), free).tokens
+
+    @property
+    def _without_gradient(self) -> int | None:
+        """Tokens of a pass that keeps nothing, where memory decides."""
+        if self.set_budget is not None or self.plan.layers is None:
+            return None
+        return memory.tokens_without_gradient(self.plan.layers, self.device)
 
     def precision(self) -> AbstractContextManager[Any]:
         """The arithmetic that sampling and scoring share: float32 weights in lower precision where that was asked."""
@@ -216,6 +231,14 @@ def _after_head(config: Any) -> Callable[[Tensor], Tensor]:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     return after
+
+
+def rows_of(samples: Sequence[Sample]) -> memory.Rows:
+    """What there is to learn from, on average."""
+    groups = by_prompt(samples).values()
+    prompts = sum(len(samples[block[0]].prompt.ids) for block in groups)
+    made = sum(sample.length for sample in samples)
+    return memory.Rows(len(groups), len(samples) / len(groups), prompts / len(groups), made / len(samples))
 
 
 def _scattered(value_M: Tensor, cell_M: Tensor, shape: tuple[int, int]) -> Tensor:

@@ -1,0 +1,260 @@
+"""Memory and time of one step by part, from a model's sizes and the settings: closed forms, few constants.
+
+    fixed      weights, what is rounded of them, gradients, the optimizer's moments, an adapter, a reference
+    sampling   keys and values of all rows that are written at once, the graphs' own memory
+    gradients  what layers keep of a pass, what passes through one of them, a tile of logits with the head's gradient
+
+Sampling and gradients come one after the other: the peak is the larger of both. Constants are of an H200
+(`bench/plan.py` holds them against what is measured); rates are the GPU's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from grpo.language.planning.gpus import GPU
+from grpo.language.planning.shape import ModelShape
+from grpo.language.scoring import memory
+from grpo.language.scoring.decoder_layout import KEEP
+from grpo.language.scoring.memory import LayerSizes, Rows, Way
+
+PAGE = 32
+"""Tokens of a block of keys and values."""
+SLOTS = 1024
+"""Rows that are decoded at a time, at most."""
+MODULE_TOKENS = 32_768
+"""Of a pass through a module that is not known here, unless the settings say otherwise."""
+SLACK = 0.06
+"""Of what is allocated, what torch's allocator holds besides."""
+LOGITS = 2
+"""Times that a row's logits lie in the memory of the graphs."""
+QUANTISED = {"4bit": 0.5625, "8bit": 1.0156}
+"""Bytes of a weight with its scales (bitsandbytes)."""
+
+DECODE = 0.83
+"""Share of the rates that decoding reaches."""
+DECODE_LAYER = 35e-6
+"""Seconds of a layer's kernels in a graph where there is hardly anything to compute."""
+CAPTURE_LAYER = 8e-4
+"""Seconds a layer to capture a graph again."""
+HOST = 0.03
+"""Seconds of a step on the host: prompts, rewards that cost nothing, the report."""
+OPTIMIZER_BYTES = 36
+"""That AdamW moves for each trained weight: the gradient's norm, then weight, gradient and moments."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What of the settings memory and time depend on."""
+
+    shape: ModelShape
+    rows: Rows
+    """All completions to their limit: the most that a step can take."""
+    wide: int = 4
+    """Bytes of a weight as it is kept."""
+    low: int = 2
+    """Bytes of a number that is computed with."""
+    quantize: str = "none"
+    rank: int = 0
+    adapter: int = 0
+    """Weights of an adapter, which alone is trained; 0: all weights are."""
+    reference: str = "none"
+    """none · base (without the adapter, no memory of its own) · adapter · copy."""
+    iterations: int = 1
+    minibatches: int = 1
+    """Optimizer steps of each pass over the rows."""
+    scored: int = 0
+    """Times that all rows are scored without gradient: by a reference, or before the first pass."""
+    graphs: bool = True
+    """Sampled by our own engine with CUDA graphs."""
+    at_once: int = SLOTS
+    """Rows that are decoded at a time."""
+    set_tokens: int | None = None
+    """Tokens of a pass as the settings have it."""
+    checkpointing: bool = False
+    """Layers keep what they read, and nothing else."""
+
+    @property
+    def trained(self) -> int:
+        """Weights that have gradients."""
+        return self.adapter or self.shape.weights
+
+    def kept_bytes(self, keep: str) -> int:
+        """As `memory.Costs` has it."""
+        sizes = self._sizes
+        if not self.shape.by_hand and keep != KEEP[-1]:  # what autograd keeps of a module's own operations
+            qkv = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
+            wide = sizes.width * (2 * sizes.wide + 2 * sizes.low + 8)
+            return self.shape.layers * (wide + (2 * qkv + 3 * sizes.inner) * sizes.low)
+        return self.shape.layers * sizes.kept(keep)
+
+    def passing_bytes(self) -> int:
+        """As `memory.Costs` has it."""
+        return self._sizes.passing()
+
+    @property
+    def _sizes(self) -> LayerSizes:
+        s = self.shape
+        return LayerSizes(s.width, s.inner, s.heads, s.kv_heads, s.head_dim, self.wide, self.low)
+
+    @property
+    def minibatch(self) -> Rows:
+        """The rows of one optimizer step."""
+        return replace(self.rows, groups=math.ceil(self.rows.groups / self.minibatches))
+
+    @property
+    def slots(self) -> int:
+        """Rows that are decoded at a time."""
+        return min(round(self.rows.groups * self.rows.group), self.at_once, SLOTS)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values of all rows that are decoded at once, by pages: prompts once for their group."""
+        prompts = min(math.ceil(self.slots / self.rows.group) + 1, self.rows.groups)
+        pages = self.slots * math.ceil((self.rows.completion + 1) / PAGE)
+        pages += prompts * math.ceil(max(self.rows.prompt - 1, 1) / PAGE)
+        step = max(1 << max(pages.bit_length() - 3, 0), 8)
+        return math.ceil(pages / step) * step * PAGE * self.shape.position * self.low
+
+
+def ways_of(setup: Setup, fixed: float) -> list[Way]:
+    """How one minibatch can be cut into passes; those that the settings leave."""
+    rows = setup.minibatch
+    every = memory.ways(setup, rows, fixed)
+    if setup.checkpointing or not setup.shape.by_hand:
+        keep = KEEP[-1] if setup.checkpointing else KEEP[0]
+        every = [way for way in every if way.keep == keep]
+    tokens = setup.set_tokens or (None if setup.shape.by_hand else MODULE_TOKENS)
+    if tokens is None:
+        return every
+    fitting = [way for way in every if way.tokens <= tokens]
+    return [way for way in every if way.tokens == max((way.tokens for way in fitting), default=every[-1].tokens)]
+
+
+def fixed_memory(setup: Setup) -> dict[str, int]:
+    """Parts that are there from the first step on, whatever is computed."""
+    shape = setup.shape
+    weights = shape.weights * setup.wide
+    if setup.quantize != "none":
+        weights = int(shape.body * QUANTISED[setup.quantize]) + (shape.weights - shape.body) * setup.low
+    rounded = setup.wide != setup.low and setup.quantize == "none"
+    copies = shape.body * setup.low if rounded and shape.by_hand else 0
+    found = {"weights": weights, "rounded for gradients": copies, "adapter": setup.adapter * (4 + setup.low)}
+    found["rounded for sampling"] = (shape.body + shape.table) * setup.low if rounded and setup.graphs else 0
+    if setup.reference == "copy":
+        found["reference"] = shape.weights * setup.wide + copies
+    elif setup.reference == "adapter":
+        found["reference"] = setup.adapter * 4
+    found["moments"] = 8 * setup.trained
+    return {name: size for name, size in found.items() if size}
+
+
+def sampling_memory(setup: Setup) -> dict[str, int]:
+    """While completions are sampled, beside what is fixed."""
+    slots, steps = setup.slots, setup.rows.completion
+    graphs = LOGITS * slots * setup.shape.vocabulary * 4 if setup.graphs else slots * setup.shape.vocabulary * 8
+    return {"keys and values": setup.cache_bytes, "graphs and buffers": int(graphs + 20 * slots * steps)}
+
+
+def head_memory(setup: Setup) -> int:
+    """A tile of logits, the head's rounded weights, its gradient before it is added up."""
+    rounded = setup.shape.table * setup.low if setup.wide != setup.low else 0
+    return memory.TILE_BYTES["cuda"] + rounded + (0 if setup.adapter else 4 * setup.shape.table)
+
+
+def gradients_bytes(setup: Setup) -> int:
+    """Of all gradients, in the type of their weights."""
+    return setup.trained * (4 if setup.adapter else setup.wide)
+
+
+def gradient_memory(setup: Setup, way: Way) -> dict[str, int]:
+    """While gradients are computed, beside what is fixed; those of a single pass come as what it keeps goes."""
+    kept = math.ceil(way.tokens * setup.kept_bytes(way.keep))
+    hidden = way.tokens * setup.shape.width * (2 * setup.wide + setup.low)
+    tied = 4 * setup.shape.table if setup.shape.tied and not setup.adapter else 0
+    passing = math.ceil(way.tokens * setup.passing_bytes()) + tied
+    gradients = gradients_bytes(setup)
+    return {
+        "gradients": max(gradients - kept, 0) if way.passes == 1 else gradients,
+        f"kept of a pass ({way.tokens:,} tokens)": kept,
+        "logits, or a layer's own": max(head_memory(setup) + hidden, passing),
+    }
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+
+def flops(setup: Setup) -> tuple[float, float]:
+    """Of one token's gradients: in the body, and in the head."""
+    body, table = setup.shape.body, setup.shape.table
+    if setup.adapter:
+        return 4.0 * body + 6.0 * setup.adapter, 6.0 * table
+    return 6.0 * body, 8.0 * table
+
+
+def attention_flops(setup: Setup) -> float:
+    """Of all rows' attention, one way: a product with keys, one with values, below the diagonal."""
+    rows, shape = setup.rows, setup.shape
+    seen = rows.groups * (rows.prompt**2 / 2 + rows.group * rows.completion * (rows.prompt + rows.completion / 2))
+    return 4.0 * shape.layers * shape.heads * shape.head_dim * seen
+
+
+def gradient_seconds(setup: Setup, way: Way, gpu: GPU) -> float:
+    """Forward and backward of all passes of a step's rows, once."""
+    rows, shape = setup.rows, setup.shape
+    body, head = flops(setup)
+    made = rows.groups * rows.group * rows.completion
+    rate = memory.PRODUCTS * gpu.flops_per_s
+    products = (rows.tokens * body + made * head + 3.5 * attention_flops(setup)) / rate
+    again = products * memory.AGAIN[way.keep]
+    moved = rows.tokens * shape.layers * (60 * shape.width + 30 * shape.inner) + 20 * made * shape.vocabulary
+    a_pass = memory.PASS_BYTES * setup.trained / gpu.bytes_per_s + memory.PASS_LAYER * shape.layers
+    return products + again + moved / gpu.bytes_per_s + setup.minibatches * way.passes * a_pass
+
+
+def scoring_seconds(setup: Setup, gpu: GPU) -> float:
+    """All rows once, without gradient."""
+    rows = setup.rows
+    made = rows.groups * rows.group * rows.completion
+    one_way = 2.0 * (rows.tokens * setup.shape.body + made * setup.shape.table) + attention_flops(setup)
+    passes = math.ceil(rows.tokens / memory.FORWARD)
+    moved = rows.tokens * setup.shape.layers * (16 * setup.shape.width + 8 * setup.shape.inner)
+    return (
+        one_way / (memory.PRODUCTS * gpu.flops_per_s)
+        + moved / gpu.bytes_per_s
+        + passes * memory.PASS_LAYER * setup.shape.layers / 3
+    )
+
+
+def decode_seconds(setup: Setup, gpu: GPU) -> float:
+    """All completions, a token a step: weights and live keys and values are read, or products take longer."""
+    shape, rows, slots = setup.shape, setup.rows, setup.slots
+    count = rows.groups * rows.group
+    weights = shape.body + shape.table
+    read = weights * setup.low / gpu.bytes_per_s
+    computed = 2.0 * weights * slots / gpu.flops_per_s
+    live = slots * rows.completion / 2 + slots / rows.group * rows.prompt
+    cached = live * shape.position * setup.low / gpu.bytes_per_s
+    drawn = 16.0 * slots * shape.vocabulary / gpu.bytes_per_s
+    step = DECODE_LAYER * shape.layers + (max(read, computed) + cached + drawn) / DECODE
+    return step * rows.completion * math.ceil(count / slots)
+
+
+def prefill_seconds(setup: Setup, gpu: GPU) -> float:
+    """Prompts, each once for its group."""
+    tokens = setup.rows.groups * setup.rows.prompt
+    return 2.0 * setup.shape.body * tokens / (memory.PRODUCTS * gpu.flops_per_s) + 0.02
+
+
+def step_seconds(setup: Setup, way: Way, hold: bool, gpu: GPU) -> dict[str, float]:
+    """A step by part; rewards are not known."""
+    found = {"prompts": prefill_seconds(setup, gpu), "decoding": decode_seconds(setup, gpu)}
+    if not hold and setup.graphs:
+        found["graphs, captured again"] = CAPTURE_LAYER * setup.shape.layers * 3
+    if setup.scored:
+        found["scoring without gradient"] = setup.scored * scoring_seconds(setup, gpu)
+    found["gradients"] = setup.iterations * gradient_seconds(setup, way, gpu)
+    found["optimizer"] = setup.iterations * setup.minibatches * OPTIMIZER_BYTES * setup.trained / gpu.bytes_per_s
+    found["host"] = HOST
+    return found

@@ -1,0 +1,208 @@
+"""The plan of a step: how it is cut into passes, what it takes by part, whether that fits, and what would."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from grpo.language.config import LanguageConfig
+from grpo.language.planning import cost
+from grpo.language.planning.cost import Setup
+from grpo.language.planning.gpus import GPU, GPUS
+from grpo.language.planning.shape import ModelShape
+from grpo.language.scoring import memory
+from grpo.language.scoring.memory import Rows, Way
+
+PROMPT = 512
+"""Tokens of a prompt where nothing limits it."""
+SMALLER = ("max_completion_length", "groups_per_step")
+"""Settings that are halved until it fits."""
+HELD = 0.03
+"""Of a step's time: what keys, values and graphs may cost to be made again each time, before they are kept instead."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A step as it will be done on a GPU."""
+
+    setup: Setup
+    gpu: GPU
+    limit: int
+    """Bytes that may be taken of it."""
+    way: Way
+    hold: bool
+    """Whether keys, values and graphs stay between rollouts."""
+
+    @property
+    def sampling(self) -> dict[str, int]:
+        """By part, while completions are sampled."""
+        return cost.fixed_memory(self.setup) | cost.sampling_memory(self.setup)
+
+    @property
+    def gradients(self) -> dict[str, int]:
+        """By part, while gradients are computed."""
+        held = cost.sampling_memory(self.setup) if self.hold else {}
+        return cost.fixed_memory(self.setup) | held | cost.gradient_memory(self.setup, self.way)
+
+    @cached_property
+    def peak(self) -> int:
+        """Bytes that torch hands out at most."""
+        return max(sum(self.sampling.values()), sum(self.gradients.values()))
+
+    @property
+    def total(self) -> int:
+        """Bytes of the device that are in use then: with the allocator's slack, and CUDA itself."""
+        return with_slack(self.peak)
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the limit."""
+        return self.total <= self.limit
+
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """Of a step by part; rewards are not known."""
+        return cost.step_seconds(self.setup, self.way, self.hold, self.gpu)
+
+
+def with_slack(allocated: int) -> int:
+    """What of the device is in use where torch hands out so many bytes."""
+    return math.ceil(allocated * (1 + cost.SLACK)) + memory.CONTEXT
+
+
+def plan_step(setup: Setup, gpu: GPU, limit: int | None = None) -> Plan:
+    """The fastest that fits, less what hardly costs time; the leanest there is where none fits."""
+    limit = gpu.memory if limit is None else limit
+    first, rows = None, setup.slots
+    while True:
+        held, lean = (_with(setup, gpu, limit, hold) for hold in (True, False))
+        cheap = sum(lean.seconds.values()) <= (1 + HELD) * sum(held.seconds.values())
+        best = held if held.fits and not (cheap and lean.total < held.total) else lean
+        first = first or best
+        if with_slack(sum(best.sampling.values())) <= limit:
+            return best
+        if rows <= 1:
+            return first
+        rows = rows // 2
+        setup = replace(setup, at_once=rows)  # fewer at a time
+
+
+def _with(setup: Setup, gpu: GPU, limit: int, hold: bool) -> Plan:
+    taken = sum(cost.fixed_memory(setup).values()) + cost.gradients_bytes(setup) + cost.head_memory(setup)
+    taken += sum(cost.sampling_memory(setup).values()) if hold else 0
+    free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken
+    fixed = memory.fixed_tokens(setup.shape.weights, setup.trained, setup.shape.layers, gpu)
+    every = cost.ways_of(setup, fixed)
+    return Plan(setup, gpu, limit, memory.choose(every, free), hold)
+
+
+# --- from settings --------------------------------------------------------------------------------------------------
+
+
+def setup_of(config: LanguageConfig, shape: ModelShape, adapted: bool = False) -> Setup:
+    """What of the settings counts; adapted: an adapter is handed over beside them."""
+    low = 4 if config.dtype == "float32" else 2
+    trained = bool(config.lora_rank or config.adapter or adapted)
+    adapter = shape.lora(config.lora_rank or 16, config.lora_targets) if trained else 0
+    wide = low if trained or config.weights == "bfloat16" else 4
+    recipe, rows = config.recipe, _rows(config, shape)
+    refers = bool(recipe.beta) and recipe.kl_to != "old"
+    follows = config.ref_sync_steps is not None or bool(config.warm_start_steps)
+    own = "copy" if not adapter else "adapter" if follows or config.adapter else "base"
+    at_once = min(config.rows_per_generation or cost.SLOTS, config.engine_kwargs.get("rows_at_a_time") or cost.SLOTS)
+    spans = recipe.top_entropy < 1.0 or bool(recipe.clip_cov or recipe.kl_cov)
+    return Setup(
+        shape=shape,
+        rows=rows,
+        wide=wide,
+        low=low,
+        quantize=config.quantize,
+        adapter=adapter,
+        reference=own if refers else "none",
+        iterations=config.num_iterations,
+        minibatches=_minibatches(config),
+        scored=int(refers) + int(config.old_logp == "recomputed") + int(spans),
+        graphs=config.engine in ("auto", "inline"),
+        at_once=at_once,
+        set_tokens=config.tokens_per_microbatch,
+        checkpointing=config.gradient_checkpointing,
+    )
+
+
+def _rows(config: LanguageConfig, shape: ModelShape) -> Rows:
+    prompt = min(config.max_prompt_length or PROMPT, shape.context)
+    completion = min(config.max_completion_length, max(shape.context - 1, 1))
+    return Rows(config.groups_per_step, config.group_size, prompt, completion)
+
+
+def _minibatches(config: LanguageConfig) -> int:
+    rows = config.groups_per_step * config.group_size
+    if config.minibatches:
+        return config.minibatches
+    if config.groups_per_minibatch:
+        return math.ceil(config.groups_per_step / config.groups_per_minibatch)
+    return math.ceil(rows / config.rows_per_minibatch) if config.rows_per_minibatch else 1
+
+
+# --- what would fit -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """Other settings, and what a step would take with them."""
+
+    settings: dict[str, Any]
+    plan: Plan
+
+    @property
+    def said(self) -> str:
+        """As flags."""
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
+
+
+def changes(config: LanguageConfig, shape: ModelShape, gpu: GPU, limit: int) -> list[Change]:
+    """Those that fit, the ones first that change the least of what is learned."""
+    asked: list[dict[str, Any]] = []
+    trained = bool(config.lora_rank or config.adapter)
+    if not trained and config.weights != "bfloat16":
+        asked.append({"weights": "bfloat16"})
+    if not trained and setup_of(config, shape).reference == "copy":
+        asked += [{"beta": 0.0}, {"beta": 0.0, "weights": "bfloat16"}]
+    lora: dict[str, Any] = {} if trained else {"lora_rank": 16, "weights": "float32"}
+    if lora:
+        asked.append(lora)
+    for kind in ("8bit", "4bit"):
+        if config.quantize == "none":
+            asked.append({**lora, "quantize": kind})
+    half = {} if config.max_completion_length < 128 else _halved(config, "max_completion_length", 64)
+    groups = _halved(config, "groups_per_step", 1)
+    least = lora | ({"quantize": "4bit"} if config.quantize == "none" else {})
+    asked += [change for more in ({}, lora, least) for change in (more | groups, more | half) if change]
+    found: list[Change] = []
+    before = config.model_dump() | {"beta": config.recipe.beta}
+    for settings in asked:
+        last = settings
+        for _ in range(12):
+            plan = plan_step(setup_of(config.but(**last), shape), gpu, limit)
+            again = {name: value for name, value in last.items() if name in SMALLER}
+            if plan.fits or not again or min(again.values()) <= 1:
+                break
+            last = last | {name: max(value // 2, 1) for name, value in again.items()}
+        shown = {name: value for name, value in last.items() if before.get(name) != value}
+        more = any(other.settings.items() <= shown.items() for other in found)  # than is needed
+        if plan.fits and shown and not more:
+            found.append(Change(shown, plan))
+    return found
+
+
+def _halved(config: LanguageConfig, name: str, least: int) -> dict[str, Any]:
+    value: int = config.model_dump()[name]
+    return {name: value // 2} if value // 2 >= least else {}
+
+
+def larger(setup: Setup, limit: int) -> str | None:
+    """The smallest GPU of the table that it fits, by its name."""
+    able = {name: gpu for name, gpu in GPUS.items() if gpu.memory > limit and plan_step(setup, gpu).fits}
+    return min(able, key=lambda name: able[name].memory) if able else None

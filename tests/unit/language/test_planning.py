@@ -1,0 +1,277 @@
+"""What a step will take, from sizes alone: bytes beside torch's own, choices over made-up memory, the command."""
+
+import json
+import math
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from grpo.cli import main
+from grpo.config import ConfigError
+from grpo.language.build import Given, keep_limit
+from grpo.language.config import LanguageConfig
+from grpo.language.planning import cost
+from grpo.language.planning.gpus import GPUS, gpu_called, gpu_named
+from grpo.language.planning.plan import changes, plan_step, setup_of
+from grpo.language.planning.shape import ModelShape, weights_in
+from grpo.language.planning.show import expect_fits
+from grpo.language.planning.sizes import limit_bytes, memory_limit
+from grpo.language.samples import Prompt, Sample
+from grpo.language.scoring import memory
+from grpo.language.scoring.decoder_layout import KEEP, DecoderLayout, Unsupported
+from grpo.language.scoring.layers import Layers
+from grpo.language.scoring.memory import Rows
+from grpo.language.scoring.scorer import rows_of
+from tests.unit.language.families import CONFIGS, FUSED
+
+GIB = 2**30
+QWEN17 = {
+    "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN8 = QWEN17 | {
+    "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36, "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+H200 = GPUS["h200"]
+
+
+def shape(of=QWEN17):
+    return ModelShape.of(AutoConfig.for_model("qwen3", **of))
+
+
+def settings(**more):
+    given = {
+        "groups_per_step": 32,
+        "group_size": 8,
+        "max_completion_length": 256,
+        "max_prompt_length": 128,
+        "beta": 0.0,
+    }
+    return LanguageConfig(**given | more)
+
+
+# --- sizes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gpt2"])
+def test_weights_are_counted_to_the_last_one(name):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIGS[name]())
+    found = ModelShape.of(model.config)
+    assert found.weights == sum(p.numel() for p in model.parameters())
+    try:
+        DecoderLayout.of(model)
+        common = True
+    except Unsupported:
+        common = False
+    assert found.by_hand == common == (name in FUSED)
+
+
+def test_published_sizes():
+    assert shape().weights == 1_720_574_976
+    assert shape(QWEN8).weights == 8_190_735_360
+
+
+def test_what_is_no_dense_decoder_is_refused():
+    with pytest.raises(ConfigError, match="gpt2 model says no"):
+        ModelShape.of(CONFIGS["gpt2"]())
+    with pytest.raises(ConfigError, match="mixture of experts"):
+        ModelShape.of(AutoConfig.for_model("qwen3_moe"))
+
+
+def test_moments_gradients_adapter_and_kept_activations_are_torchs_own():
+    config = CONFIGS["qwen3"]()
+    model = AutoModelForCausalLM.from_config(config)
+    setup = cost.Setup(ModelShape.of(config), Rows(2, 2, 4, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    states = [t for state in optimizer.state.values() for name, t in state.items() if name != "step"]
+    fixed = cost.fixed_memory(setup)
+    assert fixed["moments"] == sum(t.nbytes for t in states)
+    assert fixed["weights"] == sum(p.nbytes for p in model.parameters())
+    assert cost.gradients_bytes(setup) == sum(p.grad.nbytes for p in model.parameters())
+    layers = Layers(model, torch.bfloat16)
+    assert [layers.kept_bytes(keep) for keep in KEEP] == [setup.kept_bytes(keep) for keep in KEEP]
+    assert layers.passing_bytes() == setup.passing_bytes()
+    for targets in ("all-linear", ("q_proj", "v_proj")):
+        adapted = get_peft_model(
+            AutoModelForCausalLM.from_config(config),
+            LoraConfig(r=3, target_modules=targets if isinstance(targets, str) else list(targets)),
+        )
+        own = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+        assert setup.shape.lora(3, targets) == own
+
+
+def test_headers_of_files_say_how_many_weights_there_are(tmp_path):
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"]())
+    model.save_pretrained(tmp_path)
+    assert weights_in(tmp_path) == sum(p.numel() for p in model.parameters())
+    (tmp_path / "more.safetensors").write_bytes(b"\xff" * 20)
+    assert weights_in(tmp_path) is None
+    assert weights_in(tmp_path / "nowhere") is None
+
+
+# --- choices --------------------------------------------------------------------------------------------------------
+
+
+def test_a_pass_is_as_small_as_costs_no_time():
+    setup = cost.Setup(shape(), Rows(32, 8, 128, 256))
+    every = memory.ways(setup, setup.rows, fixed=900)
+    chosen = memory.choose(every, math.inf)
+    fastest = min(way.time for way in every)
+    assert chosen.time <= (1 + memory.SLOWER) * fastest and 4000 < chosen.tokens < 12_000
+    assert not any(way.bytes < chosen.bytes and way.time <= (1 + memory.SLOWER) * fastest for way in every)
+    assert memory.choose(memory.ways(setup, setup.rows, fixed=0), math.inf).tokens < chosen.tokens
+
+
+def test_less_memory_takes_longer_and_never_more_than_there_is():
+    setup = cost.Setup(shape(), Rows(32, 8, 128, 256))
+    every = memory.ways(setup, setup.rows, fixed=900)
+    leanest = min(way.bytes for way in every)
+    before = 0.0
+    for gib in (200, 40, 20, 10, 5, 2, 1, 0.5):
+        way = memory.choose(every, gib * GIB)
+        assert way.bytes <= max(gib * GIB, leanest) and way.time >= before - memory.SLOWER
+        before = way.time
+    assert memory.choose(every, 0).bytes == leanest
+
+
+def test_rows_that_were_sampled_are_counted_with_their_prompts_once():
+    prompts = [Prompt(0, [1] * 10, "", None), Prompt(1, [1] * 20, "", None)]
+    made = [
+        Sample(
+            prompts[n // 3], torch.zeros(4 + n, dtype=torch.long), torch.ones(4 + n, dtype=torch.bool), None, "eos", ""
+        )
+        for n in range(6)
+    ]
+    found = rows_of(made)
+    assert found == Rows(2, 3, 15, 6.5) and found.tokens == 30 + sum(4 + n for n in range(6))
+
+
+@pytest.mark.parametrize("gib", [120, 60, 45, 40])
+def test_a_limit_is_kept(gib):
+    plan = plan_step(setup_of(settings(), shape()), H200, gib * GIB)
+    assert plan.fits and plan.total <= gib * GIB
+
+
+def test_fewer_rows_are_sampled_at_a_time_where_their_keys_and_values_do_not_fit():
+    setup = setup_of(settings(lora_rank=16, max_completion_length=8192), shape())
+    wide, lean = plan_step(setup, H200), plan_step(setup, H200, 24 * GIB)
+    assert wide.fits and lean.fits and lean.setup.slots < wide.setup.slots
+    assert sum(lean.seconds.values()) > sum(wide.seconds.values())
+
+
+def test_what_would_fit_is_computed_and_leaves_most_as_it_is():
+    config, of = settings(beta=0.04), shape(QWEN8)
+    assert not plan_step(setup_of(config, of), H200).fits
+    found = changes(config, of, H200, H200.memory)
+    assert found and all(change.plan.fits for change in found)
+    assert found[0].settings in ({"weights": "bfloat16"}, {"beta": 0.0, "weights": "bfloat16"}, {"lora_rank": 16})
+    small = changes(settings(lora_rank=16, max_completion_length=32_768), of, GPUS["4090"], GPUS["4090"].memory)
+    assert any("max_completion_length" in change.settings for change in small)
+    with pytest.raises(ConfigError, match=r"memory=20GiB: a step needs .* GiB at least; what would fit: --"):
+        expect_fits(settings(memory="20GiB"), of, H200, 20 * GIB)
+
+
+def test_a_reference_and_its_score_are_counted():
+    alone, beside = (setup_of(settings(beta=beta), shape()) for beta in (0.0, 0.1))
+    assert cost.fixed_memory(beside)["reference"] >= 4 * shape().weights and "reference" not in cost.fixed_memory(alone)
+    assert "scoring without gradient" in plan_step(beside, H200).seconds
+    assert setup_of(settings(beta=0.1, lora_rank=8), shape()).reference == "base"
+
+
+# --- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_as_people_write_them():
+    assert memory_limit("40GiB") == 40 * GIB and memory_limit("24 GB") == 24e9 and memory_limit(0.5) == 0.5
+    assert memory_limit("512mib") == 2**29 and limit_bytes("0.5", 100) == 50 and limit_bytes("1", 100) == 100
+    for wrong in ("40", "0", "-1GiB", "40 bananas", "GiB", "1e3GiB", ""):
+        with pytest.raises(ConfigError, match="memory="):
+            LanguageConfig(memory=wrong)
+
+
+def test_a_limit_is_torchs_own_and_what_is_free_follows_it(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("P", (), {"total_memory": 100 * GIB}))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, _: asked.append(share))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (90 * GIB, 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 6 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 8 * GIB)
+    monkeypatch.setattr(memory, "_limits", {})
+    device = torch.device("cuda")
+    assert memory.free_memory(device) == 92 * GIB
+    memory.set_limit(device, 40 * GIB)
+    assert asked == [(40 * GIB - memory.CONTEXT) / (100 * GIB)]
+    assert memory.free_memory(device) == 34 * GIB - memory.CONTEXT
+    for wrong, why in ((200 * GIB, "more than the GPU has"), (2**20, "CUDA alone takes")):
+        with pytest.raises(ConfigError, match=why):
+            memory.set_limit(device, wrong)
+
+
+def test_a_limit_needs_a_gpu():
+    with pytest.raises(ConfigError, match="limits what is taken of a GPU, and this runs on cpu; leave it out"):
+        keep_limit(LanguageConfig(memory="1GiB", device="cpu"), Given())
+
+
+def test_gpus_by_name():
+    assert gpu_named("H200").measured and gpu_named("a100_40").memory < 40 * GIB
+    with pytest.raises(ConfigError, match=r"--gpu h2oo is not known.*h200"):
+        gpu_named("h2oo")
+    assert gpu_called("NVIDIA H200", 5).memory == 5 and gpu_called("NVIDIA A100-SXM4-40GB", 5).flops_per_s < 250e12
+    assert gpu_called("Voodoo 2", 5) is None
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("model")
+    AutoConfig.for_model("qwen3", **QWEN8).save_pretrained(place)
+    return str(place)
+
+
+def test_a_plan_is_printed_without_a_weight(folder, capsys):
+    assert main(["plan", "gsm8k", "--model", folder, "--lora-rank", "16", "--gpu", "h200"]) == 0
+    said = capsys.readouterr().out
+    for part in ("8.19 billion weights", "keys and values", "gradients", "rewards", "not known", "fits: "):
+        assert part in said
+    assert main(["plan", "gsm8k", "--model", folder, "--lora-rank", "16", "--gpu", "h200", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] and found["memory"]["in_use"] < 60 * GIB and found["seconds"]["in_all"] > 0
+
+
+def test_what_cannot_fit_says_what_would(folder, capsys):
+    assert main(["plan", "gsm8k", "--model", folder, "--gpu", "4090"]) == 1
+    said = capsys.readouterr().out
+    assert "does not fit" in said and "what would fit:\n  --" in said
+
+
+def test_a_limit_is_planned_for(folder, capsys):
+    words = ["plan", "gsm8k", "--model", folder, "--lora-rank", "16", "--gpu", "h200", "--json"]
+    assert main([*words, "--memory", "24GiB"]) == 0
+    assert json.loads(capsys.readouterr().out)["memory"]["in_use"] <= 24 * GIB
+    assert main([*words, "--memory", "24"]) == 2
+    assert "say 24GiB if gigabytes are meant" in capsys.readouterr().err
+
+
+def test_what_cannot_be_planned_is_refused_in_a_line(folder, capsys):
+    cases = {
+        ("cartpole",): "only steps of language models are planned",
+        ("gsm8k",): "no model was named",
+        ("gsm8k", "--model", folder, "--gpu", "abacus"): "--gpu abacus is not known",
+        ("gsm8k", "--model", "/nowhere/at/all", "--gpu", "h200"): "/nowhere/at/all",
+    }
+    if not torch.cuda.is_available():
+        cases["gsm8k", "--model", folder] = "there is no GPU here to plan for; name one: --gpu h200"
+    for words, why in cases.items():
+        assert main(["plan", *words]) == 2
+        said = capsys.readouterr().err
+        assert why in said and len(said.strip().splitlines()) == 1
