@@ -148,9 +148,9 @@ def test_memory_decides_what_is_kept(monkeypatch):
         assert memory.most_to_keep(scorer.plan.layers, 1000, scorer.device) == expected
     rows = samples()
     monkeypatch.setattr(memory, "free_memory", lambda _: 0)
-    least = scorer.budget(rows)
+    least, _ = scorer.chosen(rows)
     monkeypatch.setattr(memory, "free_memory", lambda _: 10**15)
-    assert least < scorer.budget(rows) <= sum(len(row.prompt.ids) + row.length for row in rows)
+    assert least < scorer.chosen(rows)[0] <= sum(len(row.prompt.ids) + row.length for row in rows)
 
 
 def test_out_of_memory_halves_the_passes_and_leaves_the_gradient(monkeypatch):

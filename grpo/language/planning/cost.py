@@ -25,18 +25,22 @@ SLOTS = 1024
 """Rows that are decoded at a time, at most."""
 MODULE_TOKENS = 32_768
 """Of a pass through a module that is not known here, unless the settings say otherwise."""
-SLACK = 0.06
+SLACK = 0.08
 """Of what is allocated, what torch's allocator holds besides."""
 LOGITS = 2
 """Times that a row's logits lie in the memory of the graphs."""
 QUANTISED = {"4bit": 0.5625, "8bit": 1.0156}
 """Bytes of a weight with its scales (bitsandbytes)."""
 
+ATTENTION = 0.47
+"""Of the rate of a large product, what attention's kernels reach."""
+THIN = 16
+"""Bytes that an adapter's products move of each number that its projections read and give, forward and back."""
 DECODE = 0.83
 """Share of the rates that decoding reaches."""
 DECODE_LAYER = 35e-6
 """Seconds of a layer's kernels in a graph where there is hardly anything to compute."""
-CAPTURE_LAYER = 8e-4
+CAPTURE_LAYER = 1.2e-3
 """Seconds a layer to capture a graph again."""
 HOST = 0.03
 """Seconds of a step on the host: prompts, rewards that cost nothing, the report."""
@@ -72,8 +76,8 @@ class Setup:
     """Rows that are decoded at a time."""
     set_tokens: int | None = None
     """Tokens of a pass as the settings have it."""
-    checkpointing: bool = False
-    """Layers keep what they read, and nothing else."""
+    keep: str | None = None
+    """What layers keep as the settings have it."""
 
     @property
     def trained(self) -> int:
@@ -83,7 +87,7 @@ class Setup:
     def kept_bytes(self, keep: str) -> int:
         """As `memory.Costs` has it."""
         sizes = self._sizes
-        if not self.shape.by_hand and keep != KEEP[-1]:  # what autograd keeps of a module's own operations
+        if not self.shape.by_hand and keep == KEEP[0]:  # what autograd keeps of a module's own operations
             qkv = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
             wide = sizes.width * (2 * sizes.wide + 2 * sizes.low + 8)
             return self.shape.layers * (wide + (2 * qkv + 3 * sizes.inner) * sizes.low)
@@ -118,13 +122,13 @@ class Setup:
         return math.ceil(pages / step) * step * PAGE * self.shape.position * self.low
 
 
-def ways_of(setup: Setup, fixed: float) -> list[Way]:
+def ways_of(setup: Setup, gpu: GPU) -> list[Way]:
     """How one minibatch can be cut into passes; those that the settings leave."""
-    rows = setup.minibatch
-    every = memory.ways(setup, rows, fixed)
-    if setup.checkpointing or not setup.shape.by_hand:
-        keep = KEEP[-1] if setup.checkpointing else KEEP[0]
-        every = [way for way in every if way.keep == keep]
+    shape = setup.shape
+    pace = memory.Pace.of(shape.weights, setup.trained, shape.layers, shape.width, gpu)
+    every = memory.ways(setup, setup.minibatch, pace)
+    keep = setup.keep or (None if shape.by_hand else KEEP[0])
+    every = [way for way in every if keep in (None, way.keep)]
     tokens = setup.set_tokens or (None if setup.shape.by_hand else MODULE_TOKENS)
     if tokens is None:
         return every
@@ -140,8 +144,8 @@ def fixed_memory(setup: Setup) -> dict[str, int]:
         weights = int(shape.body * QUANTISED[setup.quantize]) + (shape.weights - shape.body) * setup.low
     rounded = setup.wide != setup.low and setup.quantize == "none"
     copies = shape.body * setup.low if rounded and shape.by_hand else 0
-    found = {"weights": weights, "rounded for gradients": copies, "adapter": setup.adapter * (4 + setup.low)}
-    found["rounded for sampling"] = (shape.body + shape.table) * setup.low if rounded and setup.graphs else 0
+    head = shape.table * setup.low if rounded and setup.graphs else 0
+    found = {"weights": weights, "weights, rounded": copies + head, "adapter": setup.adapter * (4 + 2 * setup.low)}
     if setup.reference == "copy":
         found["reference"] = shape.weights * setup.wide + copies
     elif setup.reference == "adapter":
@@ -205,25 +209,29 @@ def gradient_seconds(setup: Setup, way: Way, gpu: GPU) -> float:
     rows, shape = setup.rows, setup.shape
     body, head = flops(setup)
     made = rows.groups * rows.group * rows.completion
-    rate = memory.PRODUCTS * gpu.flops_per_s
-    products = (rows.tokens * body + made * head + 3.5 * attention_flops(setup)) / rate
+    rate = memory.products_share(shape.width) * gpu.flops_per_s
+    products = (rows.tokens * body + made * head) / rate
+    products += 3.5 * attention_flops(setup) / (ATTENTION * gpu.flops_per_s)
     again = products * memory.AGAIN[way.keep]
-    moved = rows.tokens * shape.layers * (60 * shape.width + 30 * shape.inner) + 20 * made * shape.vocabulary
-    a_pass = memory.PASS_BYTES * setup.trained / gpu.bytes_per_s + memory.PASS_LAYER * shape.layers
-    return products + again + moved / gpu.bytes_per_s + setup.minibatches * way.passes * a_pass
+    moved = rows.tokens * shape.layers * (30 * shape.width + 15 * shape.inner) + 20 * made * shape.vocabulary
+    moved += THIN * rows.tokens * shape.layers * sum(map(sum, shape.projections)) if setup.adapter else 0
+    passes = setup.minibatches * way.passes
+    computed = products + again + (moved + passes * memory.PASS_BYTES * setup.trained) / gpu.bytes_per_s
+    return max(computed, passes * memory.PASS_LAYER * shape.layers)
 
 
 def scoring_seconds(setup: Setup, gpu: GPU) -> float:
     """All rows once, without gradient."""
     rows = setup.rows
     made = rows.groups * rows.group * rows.completion
-    one_way = 2.0 * (rows.tokens * setup.shape.body + made * setup.shape.table) + attention_flops(setup)
+    one_way = 2.0 * (rows.tokens * setup.shape.body + made * setup.shape.table)
     passes = math.ceil(rows.tokens / memory.FORWARD)
-    moved = rows.tokens * setup.shape.layers * (16 * setup.shape.width + 8 * setup.shape.inner)
-    return (
-        one_way / (memory.PRODUCTS * gpu.flops_per_s)
-        + moved / gpu.bytes_per_s
-        + passes * memory.PASS_LAYER * setup.shape.layers / 3
+    moved = rows.tokens * setup.shape.layers * (12 * setup.shape.width + 6 * setup.shape.inner)
+    moved += 8 * made * setup.shape.vocabulary
+    rate = memory.products_share(setup.shape.width) * gpu.flops_per_s
+    attention = attention_flops(setup) / (ATTENTION * gpu.flops_per_s)
+    return max(
+        one_way / rate + attention + moved / gpu.bytes_per_s, passes * memory.PASS_LAYER * setup.shape.layers / 3
     )
 
 
@@ -244,7 +252,8 @@ def decode_seconds(setup: Setup, gpu: GPU) -> float:
 def prefill_seconds(setup: Setup, gpu: GPU) -> float:
     """Prompts, each once for its group."""
     tokens = setup.rows.groups * setup.rows.prompt
-    return 2.0 * setup.shape.body * tokens / (memory.PRODUCTS * gpu.flops_per_s) + 0.02
+    rate = memory.products_share(setup.shape.width) * gpu.flops_per_s
+    return 2.0 * setup.shape.body * tokens / rate + 0.02
 
 
 def step_seconds(setup: Setup, way: Way, hold: bool, gpu: GPU) -> dict[str, float]:

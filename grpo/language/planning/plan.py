@@ -13,14 +13,13 @@ from grpo.language.planning.cost import Setup
 from grpo.language.planning.gpus import GPU, GPUS
 from grpo.language.planning.shape import ModelShape
 from grpo.language.scoring import memory
+from grpo.language.scoring.decoder_layout import HOSTED, KEEP
 from grpo.language.scoring.memory import Rows, Way
 
 PROMPT = 512
 """Tokens of a prompt where nothing limits it."""
 SMALLER = ("max_completion_length", "groups_per_step")
 """Settings that are halved until it fits."""
-HELD = 0.03
-"""Of a step's time: what keys, values and graphs may cost to be made again each time, before they are kept instead."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ def plan_step(setup: Setup, gpu: GPU, limit: int | None = None) -> Plan:
     first, rows = None, setup.slots
     while True:
         held, lean = (_with(setup, gpu, limit, hold) for hold in (True, False))
-        cheap = sum(lean.seconds.values()) <= (1 + HELD) * sum(held.seconds.values())
-        best = held if held.fits and not (cheap and lean.total < held.total) else lean
+        best = held if held.fits else lean
         first = first or best
         if with_slack(sum(best.sampling.values())) <= limit:
             return best
@@ -93,9 +91,7 @@ def _with(setup: Setup, gpu: GPU, limit: int, hold: bool) -> Plan:
     taken = sum(cost.fixed_memory(setup).values()) + cost.gradients_bytes(setup) + cost.head_memory(setup)
     taken += sum(cost.sampling_memory(setup).values()) if hold else 0
     free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken
-    fixed = memory.fixed_tokens(setup.shape.weights, setup.trained, setup.shape.layers, gpu)
-    every = cost.ways_of(setup, fixed)
-    return Plan(setup, gpu, limit, memory.choose(every, free), hold)
+    return Plan(setup, gpu, limit, memory.choose(cost.ways_of(setup, gpu), free), hold)
 
 
 # --- from settings --------------------------------------------------------------------------------------------------
@@ -127,7 +123,7 @@ def setup_of(config: LanguageConfig, shape: ModelShape, adapted: bool = False) -
         graphs=config.engine in ("auto", "inline"),
         at_once=at_once,
         set_tokens=config.tokens_per_microbatch,
-        checkpointing=config.gradient_checkpointing,
+        keep=HOSTED[0] if config.activation_offloading else KEEP[-1] if config.gradient_checkpointing else None,
     )
 
 

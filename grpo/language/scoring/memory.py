@@ -23,19 +23,18 @@ TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Size of the float32 logits of one tile. On a CPU above the size from which memory goes back to the system at once."""
 FORWARD = 32_768
 """Tokens of a pass without gradient, which keeps nothing: at most."""
-SLOWER = 0.15
+SLOWER = 0.1
 """How much longer than by the fastest way that fits gradients may take, where that saves memory."""
 IN_PIECES = 0.9
 """Of the memory that is free, what can be counted on: the rest lies between pieces."""
 CONTEXT = 800 * 2**20
 """Bytes that CUDA and the kernels themselves take of a GPU, outside of torch's sight."""
-AGAIN = {"everything": 0.0, "attention": 0.11, "input": 0.27}
+AGAIN = {"everything": 0.0, "attention": 0.09, "input": 0.21, "host": 0.25}
 """Time that computing again takes where less is kept, as a share of the gradients' without."""
-PASS_BYTES, PASS_LAYER = 45, 2.5e-4
-"""What a pass costs however few its tokens are: bytes that are moved for each trained weight (rounding it, adding to
-its gradient), and seconds a layer until its kernels are launched."""
-PRODUCTS = 0.8
-"""Of the rate of a large product, what those of a pass reach."""
+PASS_BYTES = 44
+"""Bytes that a pass moves for each trained weight, however few its tokens are: rounding it, adding to its gradient."""
+PASS_LAYER = 3e-3
+"""Seconds a layer until the host has launched its kernels, forward and back: no pass is faster."""
 
 
 class Costs(Protocol):
@@ -88,8 +87,8 @@ class LayerSizes:
 
     def passing(self) -> int:
         """Bytes a token while its backward pass is computed."""
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return (5 * self.inner + 10 * self.width + 2 * qkv) * self.low
+        mlp = 4 * self.inner * self.low  # the gate's result, its gradient, those of gate and up
+        return mlp + self.width * (2 * self.wide + self.low)
 
 
 @dataclass(frozen=True)
@@ -125,11 +124,32 @@ class Way:
     bytes: int
     """That a pass takes for what is kept of it, and what passes through a layer."""
     time: float
-    """Of the gradients, where 1 is all tokens at once with nothing computed again, less what a pass costs by itself."""
+    """Of the gradients, where 1 is all tokens with nothing computed again and passes that cost nothing."""
 
 
-def ways(costs: Costs, rows: Rows, fixed: float) -> list[Way]:
-    """All that are looked at; `fixed`: how many tokens take as long as a pass without any (`fixed_tokens`)."""
+@dataclass(frozen=True)
+class Pace:
+    """What passes cost beside their tokens, in tokens that could be computed meanwhile."""
+
+    fixed: float
+    """Of each pass, for the weights."""
+    least: float
+    """That a pass takes at least, until the host has launched it."""
+
+    @classmethod
+    def of(cls, weights: int, trained: int, layers: int, width: int, gpu: GPU) -> Pace:
+        """Of a model with so many weights, by its layers and their width."""
+        token = (4 * weights + 2 * trained) / (products_share(width) * gpu.flops_per_s)
+        return cls(PASS_BYTES * trained / gpu.bytes_per_s / token, PASS_LAYER * layers / token)
+
+
+def products_share(width: int) -> float:
+    """Of the rate of a large product, what those of layers of this width reach."""
+    return 1.05 * width / (width + 650)
+
+
+def ways(costs: Costs, rows: Rows, pace: Pace) -> list[Way]:
+    """All that are looked at."""
     counts = {n for power in range(24) for n in (1 << power, 3 << power) if n < rows.groups} | {rows.groups}
     cuts = [(count * rows.block, -(-rows.groups // count)) for count in sorted(counts)]
     parts = {max(round(rows.group / 2**power), 1) for power in range(1, 12)} if rows.group > 1 else set()
@@ -138,9 +158,9 @@ def ways(costs: Costs, rows: Rows, fixed: float) -> list[Way]:
     found = []
     for tokens, passes in cuts:
         computed = max(passes * tokens, rows.tokens) if tokens < rows.block else rows.tokens
-        for keep in KEEP:
+        for keep in AGAIN:
             size = math.ceil(tokens * (costs.kept_bytes(keep) + costs.passing_bytes()))
-            time = (computed * (1 + AGAIN[keep]) + passes * fixed) / rows.tokens
+            time = max(computed * (1 + AGAIN[keep]) + passes * pace.fixed, passes * pace.least) / rows.tokens
             found.append(Way(math.ceil(tokens), keep, passes, size, time))
     return found
 
@@ -153,12 +173,6 @@ def choose(every: Sequence[Way], free: float, slower: float = SLOWER) -> Way:
     if quick or not fitting:
         return min(quick or every, key=lambda way: (way.bytes, way.time))
     return min(fitting, key=lambda way: (way.time, way.bytes))
-
-
-def fixed_tokens(weights: int, trained: int, layers: int, gpu: GPU) -> float:
-    """Tokens whose gradients take as long as a pass costs by itself."""
-    seconds = PASS_BYTES * trained / gpu.bytes_per_s + PASS_LAYER * layers
-    return seconds / ((4 * weights + 2 * trained) / (PRODUCTS * gpu.flops_per_s))
 
 
 # --- the GPU that is here -------------------------------------------------------------------------------------------
@@ -204,7 +218,9 @@ def tokens_without_gradient(costs: Costs, device: torch.device) -> int:
     return int(min(max(IN_PIECES * free_memory(device) / 2 / costs.passing_bytes(), 1), FORWARD))
 
 
-def most_to_keep(layers: Costs, tokens: int, device: torch.device) -> str:
-    """As much of a pass as there is memory for; see `decoder_layout.KEEP`. Where nothing is: on the host."""
+def most_to_keep(layers: Costs, tokens: int, device: torch.device, most: str = KEEP[0]) -> str:
+    """As much of a pass as there is memory for (`decoder_layout.KEEP`), `most` at most; else on the host."""
     free = IN_PIECES * free_memory(device) - tokens * layers.passing_bytes() - 2 * TILE_BYTES["cuda"]
-    return next((keep for keep in KEEP if tokens * layers.kept_bytes(keep) < free), HOSTED[0])
+    levels = [*KEEP, HOSTED[0]]
+    fitting = (keep for keep in levels[levels.index(most) :] if tokens * layers.kept_bytes(keep) < free)
+    return next(fitting, HOSTED[0])

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -188,7 +189,7 @@ class Packed:
             self._copies.pop(name, None)
             return whole
         if name not in self._copies:
-            self._copies[name] = torch.cat([part.detach().to(self._dtype) for part in parts])
+            self._copies[name] = rounded(parts, self._dtype)
         whole = self._copies[name]
         copies += zip(torch.split(whole, [len(part) for part in parts]), (p.detach() for p in parts), strict=True)
         return whole
@@ -218,6 +219,21 @@ def factor_copies(adapters: Sequence[Adapter | None], sizes: Sequence[int], a_RD
             found.append((b_OR[row : row + size, column:end], b if adapter.scale == 1 else b * adapter.scale))
             column = end
         row += size
+    return found
+
+
+_rounded: WeakValueDictionary[tuple[object, ...], Tensor] = WeakValueDictionary()
+
+
+def rounded(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The parts in another type, one below the other: one memory for sampling and for gradients, while any holds it.
+
+    Whoever is about to read it rounds the parts into it first: between two updates all write the same.
+    """
+    key = (dtype, *((id(part), part.data_ptr(), part.shape) for part in parts))
+    found = _rounded.get(key)
+    if found is None:
+        found = _rounded[key] = torch.cat([part.detach().to(dtype) for part in parts])
     return found
 
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from grpo.language.samples import Sample
 from grpo.language.scoring import memory, segments
-from grpo.language.scoring.decoder_layout import HOSTED, unwrapped
+from grpo.language.scoring.decoder_layout import HOSTED, KEEP, unwrapped
 from grpo.language.scoring.head import log_probs
 from grpo.language.scoring.packing import PackedBatch, by_prompt, fill, pack
 from grpo.rollouts import Scores
@@ -68,6 +68,8 @@ class Scorer:
         """What a layer keeps of a pass; None: as much as there is memory for. See `decoder_layout.KEEP`."""
         self.set_budget = budget
         """Tokens of a pass as the settings have it; None: the least memory that costs no time."""
+        self._most_kept = KEEP[0]
+        """What a layer keeps where memory would allow it; less where that hardly costs time."""
         self._halved = 0
         """Times that a pass without gradient ran out of memory."""
 
@@ -102,8 +104,9 @@ class Scorer:
 
     def split(self, samples: Sequence[Sample], limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
         """Rows of passes of at most `limit` tokens; None: as many as are worth their memory."""
-        budget = max((limit or self.budget(samples)) >> halvings, 1)
-        return fill(samples, budget, self.packing)
+        if limit is None:
+            limit, self._most_kept = self.chosen(samples)
+        return fill(samples, max(limit >> halvings, 1), self.packing)
 
     @property
     def packing(self) -> str:
@@ -115,20 +118,20 @@ class Scorer:
         """Whether layers have a backward pass of their own."""
         return self.plan.layers is not None
 
-    def budget(self, samples: Sequence[Sample]) -> int:
-        """Tokens of a pass with gradient: as set, else as few as can be without costing time (`memory.choose`)."""
+    def chosen(self, samples: Sequence[Sample]) -> tuple[int, str]:
+        """Tokens of a pass with gradient, and what is kept of it at most: as set, else the least that costs no time."""
         layers = self.plan.layers
         if self.set_budget is not None or layers is None:
-            return self.set_budget or BUDGET.get(self.device.type, 32_768)
+            return self.set_budget or BUDGET.get(self.device.type, 32_768), KEEP[0]
         trained = [p for p in self.model.parameters() if p.requires_grad]
         coming = sum(p.numel() * p.element_size() for p in trained if p.grad is None)
         head = self.head.weight.numel() * (4 + layers.dtype.itemsize) + 2 * memory.TILE_BYTES["cuda"]
         free = memory.IN_PIECES * memory.free_memory(self.device) - coming - head
-        every = sum(p.numel() for p in self.model.parameters())
-        fixed = memory.fixed_tokens(
-            every, sum(p.numel() for p in trained), len(layers.blocks), memory.gpu_here(self.device)
-        )
-        return memory.choose(memory.ways(layers, rows_of(samples), fixed), free).tokens
+        count, width = sum(p.numel() for p in self.model.parameters()), self.head.weight.shape[1]
+        learned = sum(p.numel() for p in trained)
+        pace = memory.Pace.of(count, learned, len(layers.blocks), width, memory.gpu_here(self.device))
+        way = memory.choose(memory.ways(layers, rows_of(samples), pace), free)
+        return way.tokens, way.keep
 
     @property
     def _without_gradient(self) -> int | None:
@@ -151,7 +154,7 @@ class Scorer:
         tokens = batch.input_ids.shape[1]
         keep = self.keep or "input"
         if self.keep is None and torch.is_grad_enabled():
-            keep = memory.most_to_keep(self.plan.layers, tokens, self.device)
+            keep = memory.most_to_keep(self.plan.layers, tokens, self.device, self._most_kept)
         if keep in HOSTED:
             keep = self.plan.layers.host_level(tokens)
         return self.plan.layers(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)

@@ -36,6 +36,7 @@ QWEN8 = QWEN17 | {
     "tie_word_embeddings": False,
 }  # fmt: skip
 H200 = GPUS["h200"]
+PACE = memory.Pace(fixed=800, least=3500)
 
 
 def shape(of=QWEN17):
@@ -121,17 +122,17 @@ def test_headers_of_files_say_how_many_weights_there_are(tmp_path):
 
 def test_a_pass_is_as_small_as_costs_no_time():
     setup = cost.Setup(shape(), Rows(32, 8, 128, 256))
-    every = memory.ways(setup, setup.rows, fixed=900)
+    every = memory.ways(setup, setup.rows, PACE)
     chosen = memory.choose(every, math.inf)
     fastest = min(way.time for way in every)
     assert chosen.time <= (1 + memory.SLOWER) * fastest and 4000 < chosen.tokens < 12_000
     assert not any(way.bytes < chosen.bytes and way.time <= (1 + memory.SLOWER) * fastest for way in every)
-    assert memory.choose(memory.ways(setup, setup.rows, fixed=0), math.inf).tokens < chosen.tokens
+    assert memory.choose(memory.ways(setup, setup.rows, memory.Pace(0, 0)), math.inf).tokens < chosen.tokens
 
 
 def test_less_memory_takes_longer_and_never_more_than_there_is():
     setup = cost.Setup(shape(), Rows(32, 8, 128, 256))
-    every = memory.ways(setup, setup.rows, fixed=900)
+    every = memory.ways(setup, setup.rows, PACE)
     leanest = min(way.bytes for way in every)
     before = 0.0
     for gib in (200, 40, 20, 10, 5, 2, 1, 0.5):

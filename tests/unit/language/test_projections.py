@@ -1,8 +1,10 @@
 """Projections with adapters beside them: PEFT's numbers and gradients; weights held once; what is not plain LoRA."""
 
 import copy
+import gc
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 
 from grpo.language.scoring import projections
 from grpo.language.scoring.decoder_layout import Unsupported, unwrapped
-from grpo.language.scoring.projections import Gradients, Packed
+from grpo.language.scoring.projections import Gradients, Packed, rounded
 
 peft = pytest.importorskip("peft")
 
@@ -225,3 +227,18 @@ def test_quantised_weights_are_made_whole_for_a_product_and_again_on_the_way_bac
         if parameter.requires_grad:
             torch.testing.assert_close(found[id(parameter)], parameter.grad, rtol=1e-5, atol=1e-5)
     assert len(calls) == 6
+
+
+def test_what_is_rounded_for_sampling_and_for_gradients_is_one_memory():
+    one, other = (nn.Linear(4, 3, bias=False) for _ in range(2))
+    parts = [one.weight, other.weight]
+    first, second = Packed([one, other], torch.bfloat16), Packed([one, other], torch.bfloat16)
+    held = [packed.now([]).whole for packed in (first, second)]
+    assert held[0].data_ptr() == held[1].data_ptr() == rounded(parts, torch.bfloat16).data_ptr()
+    assert torch.equal(held[0], torch.cat(parts).bfloat16())
+    assert rounded(parts[::-1], torch.bfloat16).data_ptr() != held[0].data_ptr()
+    assert rounded(parts, torch.float16).data_ptr() != held[0].data_ptr()
+    gone = weakref.ref(held[0])
+    del first, second, held
+    gc.collect()
+    assert gone() is None  # nobody holds it: it is given back

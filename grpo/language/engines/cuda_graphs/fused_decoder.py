@@ -21,7 +21,7 @@ from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
 from grpo.language.scoring.decoder_layout import DecoderLayout, LayerParts, Norm, Unsupported, unwrapped
 from grpo.language.scoring.head import product, wide
 from grpo.language.scoring.kernels.layers import gate
-from grpo.language.scoring.projections import factor_copies, side_by_side
+from grpo.language.scoring.projections import factor_copies, rounded, side_by_side
 
 WIDE_TOKENS = 32_768
 """That go through an MLP at a time."""
@@ -40,8 +40,7 @@ class Linears:
         # One memory for both where the type is the same: what training changes here is changed there.
         shared = side_by_side(self._sources, dtype)
         self._rounded = shared is None
-        with torch.no_grad():
-            self.weight = torch.cat([weight.to(dtype) for weight in self._sources]) if shared is None else shared
+        self.weight = rounded(self._sources, dtype) if shared is None else shared
         self._biases = [base.bias for base, _ in found]
         self.bias = None
         if any(bias is not None for bias in self._biases):

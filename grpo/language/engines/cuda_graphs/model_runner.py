@@ -28,6 +28,7 @@ from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
 from grpo.language.engines.cuda_graphs.noise import HALF
 from grpo.language.engines.cuda_graphs.sampler import Outputs, sample
 from grpo.language.scoring.decoder_layout import Unsupported
+from grpo.language.scoring.memory import free_memory
 
 PREFILL_CAPTURED = 8192
 """Tokens of prompts up to which prefill is captured, too; with more, launching is no longer what takes time."""
@@ -240,8 +241,7 @@ class ModelRunner:
         if self.device.type != "cuda":
             return wanted
         size = block_bytes(decoder.layers, decoder.dtype)
-        free = torch.cuda.mem_get_info(self.device)[0] + have * size
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free = free_memory(self.device) + have * size
         if self.keep_between_rollouts:
             if self._left:  # as much as training has been seen to take since
                 free -= max(torch.cuda.max_memory_allocated(self.device) - self._left, 0)
