@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import __version__
-from grpo.app.arguments import add_job_flags, add_rank_flags, count, port, seed
+from grpo.app.arguments import add_job_flags, add_rank_flags, count, given_flags, port, seed
 from grpo.run import output
 
 OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
@@ -229,7 +229,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         from grpo.app.explain import settings_text
         from grpo.app.settings import task_of
 
-        flags = [key for key, _ in _flags(arguments.set, rest)]
+        flags = [key for key, _ in given_flags(arguments.set, rest)]
         print(settings_text(task_of(_layers(arguments, flags))))
         return OK
     if arguments.resume and (arguments.presets or arguments.configs):
@@ -241,7 +241,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         from grpo.app.builders import resume, start
 
         if arguments.resume:
-            return resume(Path(arguments.resume), _flags(arguments.set, rest), arguments.trust)
+            return resume(Path(arguments.resume), given_flags(arguments.set, rest), arguments.trust)
         return start(_resolved(arguments, rest))
 
     return _on_ranks(arguments, train, lambda: None if arguments.resume else _resolved(arguments, rest))
@@ -419,7 +419,7 @@ def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
     from grpo.app.builders import configs
     from grpo.app.settings import flag_layer, resolve
 
-    flags = _flags(arguments.set, rest)
+    flags = given_flags(arguments.set, rest)
     return resolve([*_layers(arguments, [key for key, _ in flags]), flag_layer(flags)], configs())
 
 
@@ -442,26 +442,6 @@ def _layers(arguments: argparse.Namespace, flags: Sequence[str] = ()) -> list[An
         else:
             layers.append(preset_layer(name))
     return layers
-
-
-def _flags(sets: Sequence[str], rest: Sequence[str]) -> list[tuple[str, str]]:
-    """(key, value) of `--set key=value` and of every other flag: `--key value`, `--key=value`, `--key` for true."""
-    found = []
-    for item in sets:
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"--set {item}: expected KEY=VALUE, e.g. --set run.steps=200")
-        found.append((key, value))
-    words = list(rest)
-    while words:
-        word = words.pop(0)
-        if not word.startswith("--"):
-            raise ValueError(f"unexpected {word!r}; settings are flags, e.g. --beta 0.1, and presets come before them")
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            value = words.pop(0) if words and not words[0].startswith("--") else "true"
-        found.append((key, value))
-    return found
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 NEXT = """\
 anygrpo {version}: sample a group of tries from one start, score them, reinforce what beat the group.
@@ -71,3 +72,23 @@ def add_job_flags(made: argparse.ArgumentParser) -> None:
     made.add_argument("--accelerator", default="H100", help="skypilot: which GPU (H100)")
     made.add_argument("--image", default="anygrpo:latest", help="kubernetes: a container with anygrpo (anygrpo:latest)")
     made.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")
+
+
+def given_flags(sets: Sequence[str], rest: Sequence[str]) -> list[tuple[str, str]]:
+    """(key, value) of `--set key=value` and of every other flag: `--key value`, `--key=value`, `--key` for true."""
+    found = []
+    for item in sets:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"--set {item}: expected KEY=VALUE, e.g. --set run.steps=200")
+        found.append((key, value))
+    words = list(rest)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise ValueError(f"unexpected {word!r}; settings are flags, e.g. --beta 0.1, and presets come before them")
+        key, equals, value = word[2:].partition("=")
+        if not equals:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        found.append((key, value))
+    return found

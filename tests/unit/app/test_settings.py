@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from grpo.app.arguments import given_flags
 from grpo.app.builders import configs
 from grpo.app.explain import presets_text, resolved_text, settings_text
 from grpo.app.files import MAX_BYTES, parse_settings, read_settings
 from grpo.app.settings import data_layer, file_layer, flag_layer, preset_layer, preset_names, resolve
-from grpo.cli import _flags
 from grpo.config import ConfigError, GRPOConfig
 from grpo.core.surrogates import Vespo
 from grpo.recipes import COLUMNS, RECIPES
@@ -268,7 +268,7 @@ def language(*presets, **flags):
     ("preset", "line"), [("gsm8k", ISSUE), *EASYDEL.items()], ids=["issue", "gsm8k page", "numinamath page"]
 )
 def test_the_printed_command_lines_resolve(preset, line):
-    got = resolved(preset, flags=_flags((), line.split()))
+    got = resolved(preset, flags=given_flags((), line.split()))
     config = got.config
     assert (config.model, config.attention, config.group_size, config.groups_per_step) == ("PATH", "eager", 4, 16)
     assert (config.max_prompt_length, config.max_completion_length) == (2048, 1024)
