@@ -94,6 +94,13 @@ class Engine(Protocol):
         """The policy's weights have changed; an engine with a copy of its own fetches them."""
         return
 
+    def expect(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """What completions with these seeds may turn out to be: guesses that may save time.
+
+        What comes out does not depend on them, up to rounding. They stand until others take their place.
+        """
+        return
+
     def metrics(self) -> Mapping[str, float]:
         """Of the last rollout; they depend on the machine."""
         return {}

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from grpo.config import ConfigError
 from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
+from grpo.language.engines.drafts import Begun, begun
 from grpo.language.engines.linears import laid_out
 from grpo.language.engines.sampling import Drawn, StopTexts, draw, uniforms
 from grpo.language.scoring.head import unrounded
@@ -119,6 +120,8 @@ class InlineEngine(Engine):
         known = inspect.signature(bare(model).forward).parameters
         self._takes = {name for name in ("position_ids", "logits_to_keep") if name in known}
         self._blocks = blocks
+        self._expected: Mapping[int, Sequence[int]] = {}
+        self._drafted = self._accepted = 0
         on_gpu = next(model.parameters()).device.type == "cuda"
         self._runner: ModelRunner | None = None
         self._graphs = on_gpu if graphs is None else graphs
@@ -164,7 +167,8 @@ class InlineEngine(Engine):
             if runner is not None:
                 from grpo.language.engines.cuda_graphs.scheduler import Scheduler
 
-                yield from Scheduler(runner, prompts, room, count, sampling, seeds, self.rows_at_a_time)()
+                drafts = [self._expected.get(seed, ()) for seed in seeds] if self._expected else []
+                yield from Scheduler(runner, prompts, room, count, sampling, seeds, self.rows_at_a_time, drafts)()
                 return
             groups: dict[int, dict[int, Completion]] = {}
             with laid_out(self.model, max(room)), folded_heads():
@@ -207,19 +211,62 @@ class InlineEngine(Engine):
         seeds: Sequence[int],
     ) -> Iterator[tuple[int, Completion]]:
         """A row's number and its completion, as rows end."""
+        known = self._begun(prompts, room, count, sampling, seeds)
+        yield from ((row, one.made) for row, one in known.items() if one.over)
+        said = [known[i].made.ids.tolist() if i in known else [] for i in range(len(seeds))]
         # Prompts of similar length go together: less padding.
-        rows = sorted(range(len(seeds)), key=lambda i: len(prompts[i // count]))
+        rows = [i for i in range(len(seeds)) if i not in known or not known[i].over]
+        rows = sorted(rows, key=lambda i: len(prompts[i // count]) + len(said[i]))
         step = self.rows_at_a_time or max(len(rows), 1)
         for start in range(0, len(rows), step):
             batch = rows[start : start + step]
-            asked = [prompts[i // count] for i in batch]
-            limits = [room[i // count] for i in batch]
-            for row, completion in self._batch(asked, limits, sampling, [seeds[i] for i in batch]):
-                yield batch[row], completion
+            asked = [[*prompts[i // count], *said[i]] for i in batch]
+            limits = [room[i // count] - len(said[i]) for i in batch]
+            some = self._batch(asked, limits, sampling, [seeds[i] for i in batch], [said[i] for i in batch])
+            for row, completion in some:
+                i = batch[row]
+                yield i, known[i].with_rest(completion) if i in known else completion
+
+    def _begun(
+        self,
+        prompts: Sequence[Sequence[int]],
+        room: Sequence[int],
+        count: int,
+        sampling: Sampling,
+        seeds: Sequence[int],
+    ) -> dict[int, Begun]:
+        """Rows of which a draft is known, as far as it is right and a token more."""
+        stops = StopTexts(self.tokens.tokenizer, sampling.stop) if sampling.stop else None
+        known: dict[int, Begun] = {}
+        self._drafted = self._accepted = 0
+        if sampling.repetition_penalty != 1.0:
+            return known
+        for row, seed in enumerate(seeds):
+            prompt, limit = prompts[row // count], room[row // count]
+            draft = self._expected.get(seed, ())[:limit]
+            if not len(draft):
+                continue
+            one = begun(self._scored, prompt, draft, sampling, seed, self.tokens.eos, stops)
+            known[row] = replace(one, over=one.over or len(one.made.ids) >= limit)
+            self._drafted, self._accepted = self._drafted + len(draft), self._accepted + one.right
+        return known
+
+    def _scored(self, ids: Sequence[int], last: int) -> Tensor:
+        """Logits behind each of the last tokens."""
+        ids_1T = torch.tensor([list(ids)], device=next(self.model.parameters()).device)
+        further = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
+        logits_TV: Tensor = self.model(input_ids=ids_1T, use_cache=False, **further).logits[0]
+        return logits_TV[-last:]
+
+    def expect(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """What completions with these seeds may turn out to be."""
+        self._expected = drafts
 
     def metrics(self) -> Mapping[str, float]:
         """Of the last rollout."""
-        return {} if self._runner is None else self._runner.metrics()
+        if self._runner is not None:
+            return self._runner.metrics()
+        return {"engine/draft_accepted": self._accepted / self._drafted} if self._drafted else {}
 
     def make_room(self) -> bool:
         """Let go of what is kept between rollouts; whether there was anything."""
@@ -230,14 +277,19 @@ class InlineEngine(Engine):
         self._runner = None
 
     def _batch(
-        self, prompts: Sequence[Sequence[int]], limits: Sequence[int], sampling: Sampling, seeds: Sequence[int]
+        self,
+        prompts: Sequence[Sequence[int]],
+        limits: Sequence[int],
+        sampling: Sampling,
+        seeds: Sequence[int],
+        said: Sequence[Sequence[int]],
     ) -> Iterator[tuple[int, Completion]]:
-        """A row's number in the batch and its completion, as rows end."""
+        """A row's number in the batch and its completion, as rows end; `said`: of its prompt, what belongs to it."""
         device, steps = next(self.model.parameters()).device, max(limits)
         live, logits_NV = self._prefill(prompts, limits, sampling.repetition_penalty != 1.0, device)
         eos = torch.tensor(sorted(self.tokens.eos), dtype=torch.long, device=device)
         stops = StopTexts(self.tokens.tokenizer, sampling.stop) if sampling.stop else None
-        uniform_NT = uniforms(seeds, steps).to(device)
+        uniform_NT = uniforms(seeds, steps, [len(ids) for ids in said]).to(device)
         written = Written.empty(len(prompts), steps, self.tokens.pad, device)
         for t in range(steps):
             drawn = draw(logits_NV, sampling, uniform_NT[live.row_N, t], live.seen_NV)
@@ -245,8 +297,9 @@ class InlineEngine(Engine):
             eos_N = torch.isin(drawn.token_N, eos)
             stop_N = torch.zeros_like(eos_N)
             if stops is not None:
-                texts = stops.reached(written.made_NT[live.row_N, max(0, t + 1 - stops.tail) : t + 1].tolist())
-                stop_N = torch.tensor(texts, device=device) & ~eos_N
+                ends = written.made_NT[live.row_N, max(0, t + 1 - stops.tail) : t + 1].tolist()
+                ends = [[*said[row][-stops.tail :], *end] for row, end in zip(live.row_N.tolist(), ends, strict=True)]
+                stop_N = torch.tensor(stops.reached(ends), device=device) & ~eos_N
             over_N = eos_N | stop_N | (live.limit_N <= t + 1)
             token_N = drawn.token_N
             if bool(over_N.any()):

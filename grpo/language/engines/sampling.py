@@ -48,9 +48,10 @@ class Numbers:
         return self._random.random(count)
 
 
-def uniforms(seeds: Sequence[int], length: int) -> Tensor:
-    """A row of numbers in [0, 1) for every seed; a longer row begins with the shorter one."""
-    return torch.from_numpy(np.stack([Numbers(seed).next(length) for seed in seeds]))
+def uniforms(seeds: Sequence[int], length: int, starts: Sequence[int] = ()) -> Tensor:
+    """A row of numbers in [0, 1) for every seed, from a place of its own on; a longer row begins with the shorter."""
+    places = zip(seeds, starts or [0] * len(seeds), strict=True)
+    return torch.from_numpy(np.stack([Numbers(seed, start).next(length) for seed, start in places]))
 
 
 def draw(logits_NV: Tensor, sampling: Sampling, uniform_N: Tensor, seen_NV: Tensor | None = None) -> Drawn:

@@ -383,6 +383,38 @@ def test_memory_grows_with_the_rows_and_is_as_large_as_it_was_the_next_time(shor
     assert engine._runner.counts.allocations == 3, "what was once in use is there from the beginning"
 
 
+def test_a_draft_decides_how_many_steps_are_taken_and_nothing_else(short_pages):
+    sampling, model = Sampling(max_new_tokens=6, min_p=0.02, stop=("7",)), small()
+    plain = InlineEngine(model, tokens(), graphs=False).generate(asked("1+2", "x"), 3, sampling, range(6))
+    eos = tokens({ids_of(plain)[2][4]})
+    expected = InlineEngine(model, eos, graphs=False).generate(asked("1+2", "x"), 3, sampling, range(6))
+    right = ids_of(expected)
+    drafts = {
+        0: right[0],
+        1: right[1][:4],
+        2: [*right[2], 5, 5, 5, 5, 5],  # longer than it may be
+        3: [(right[3][0] + 1) % 60, *right[3][1:]],
+        4: [*right[4][:3], (right[4][3] + 1) % 60, 7],
+    }
+    engine = InlineEngine(model, eos, graphs=True, blocks=12)
+    for known, accepted in (
+        (drafts, len(right[0]) + len(right[1][:4]) + len(right[2]) + 0 + 3),
+        (dict(enumerate(right)), sum(map(len, right))),
+    ):
+        engine.expect(known)
+        before = replace(engine._runner.counts) if engine._runner else model_runner.Counts()
+        mine = engine.generate(asked("1+2", "x"), 3, sampling, range(6))
+        assert ids_of(mine) == right and [c.stop for c in mine] == [c.stop for c in expected]
+        assert [c.kept for c in mine] == pytest.approx([c.kept for c in expected], abs=1e-5)
+        for a, b in zip(mine, expected, strict=True):
+            torch.testing.assert_close(a.logp, b.logp, atol=1e-5, rtol=1e-4)
+        counts, told = engine._runner.counts, engine.metrics()["engine/draft_accepted"]
+        assert counts.accepted - before.accepted == accepted
+        assert told == accepted / (counts.drafted - before.drafted)
+        assert engine._runner.blocks.num_free == engine._runner.blocks.count
+    assert told == 1.0 and counts.slot_steps == before.slot_steps, "all is known after one pass"
+
+
 def test_a_row_that_memory_does_not_hold_is_refused_with_the_remedy(short_pages, monkeypatch):
     monkeypatch.setattr(scheduler, "START", 1)
     monkeypatch.setattr(BlockManager, "grow", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))

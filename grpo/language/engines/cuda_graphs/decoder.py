@@ -41,8 +41,15 @@ class Decoder(Protocol):
 
     def prefill(
         self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager, first_P: Tensor | None = None
-    ) -> None:
-        """Keys and values of prompts, padded on the right, into their blocks; of those from `first_P` on."""
+    ) -> Tensor | None:
+        """Keys and values of prompts, padded on the right, into their blocks; of those from `first_P` on.
+
+        (P · T, D) what the head reads; None: it is not known.
+        """
+        ...
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """(M, V) of what the head reads."""
         ...
 
     def decode(

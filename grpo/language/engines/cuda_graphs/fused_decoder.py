@@ -158,11 +158,15 @@ class FusedDecoder:
             further: dict[str, Any] = {"rope": rope, "norm": norm, "share_prompts": share_prompts, "reach": reach}
             return attend(layer.how, q, k, v, *kept, table_SB, state_FS, **further)
 
-        return self.head.wide(self.body(state_FS[1, : len(table_SB)], attention))
+        return self.logits(self.body(state_FS[1, : len(table_SB)], attention))
+
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """(M, V) of what the head reads."""
+        return self.head.wide(hidden_MD)
 
     def prefill(
         self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, blocks: BlockManager, first_P: Tensor | None = None
-    ) -> None:
+    ) -> Tensor:
         """Keys and values of prompts, padded on the right, into their blocks; of those from `first_P` on."""
         rows, steps = ids_PT.shape
         places = Places.of(table_PB, length_P, steps, blocks.block_size, first_P)
@@ -174,4 +178,4 @@ class FusedDecoder:
             q, k, v = (states.view(rows, steps, -1, layer.how.head_dim).transpose(1, 2) for states in (q, k, v))
             return causal(q, k, v, layer.how).reshape(rows * steps, -1)
 
-        self.body(ids_PT.flatten(), attention)
+        return self.body(ids_PT.flatten(), attention)

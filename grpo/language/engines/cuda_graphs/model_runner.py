@@ -106,6 +106,9 @@ class Counts:
     allocations: int = 0
     preemptions: int = 0
     """Sequences that had to wait for blocks after they had begun."""
+    drafted: int = 0
+    accepted: int = 0
+    """Tokens of drafts, and those that were right."""
 
 
 class ModelRunner:
@@ -282,7 +285,9 @@ class ModelRunner:
         now, before = self.counts, self._before
         held = 0 if self.blocks is None or self.decoder is None else self.blocks.count
         size = 0 if self.decoder is None else block_bytes(self.decoder.layers, self.decoder.dtype)
-        return {
+        drafted = now.drafted - before.drafted
+        drafts = {"engine/draft_accepted": (now.accepted - before.accepted) / drafted} if drafted else {}
+        return drafts | {
             "engine/kv_gib": held * size / 2**30,
             "engine/slots_in_use": (now.tokens - before.tokens) / max(now.slot_steps - before.slot_steps, 1),
             "engine/preemptions": float(now.preemptions - before.preemptions),
@@ -301,18 +306,20 @@ class ModelRunner:
             replay()
         self.counts.slot_steps += steps * slots
 
-    def prefill(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, first_P: Tensor | None = None) -> None:
-        """Prompts, padded on the right, into their blocks (all on the CPU here); captured where they are few.
+    def prefill(
+        self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, first_P: Tensor, capture: bool = True
+    ) -> Tensor | None:
+        """Prompts, padded on the right, into their blocks (all on the CPU here); captured where they are few and whole.
 
-        first_P: the tokens before are read, but kept elsewhere already.
+        first_P: the tokens before are read, but kept elsewhere already. What the head reads, where nothing is captured.
         """
         decoder, blocks = self.decoder, self.blocks
         assert decoder is not None and blocks is not None
         prompts, steps = buckets(len(ids_PT))[-1], grown(ids_PT.shape[1], 64)
-        if prompts * steps > PREFILL_CAPTURED or first_P is not None:
-            first_P = None if first_P is None else self.sent(first_P)
-            decoder.prefill(self.sent(ids_PT), self.sent(table_PB), self.sent(length_P), blocks, first_P)
-            return
+        complete = not bool(first_P.any())
+        if prompts * steps > PREFILL_CAPTURED or not (complete and capture):
+            first = None if complete else self.sent(first_P)
+            return decoder.prefill(self.sent(ids_PT), self.sent(table_PB), self.sent(length_P), blocks, first)
         shapes = (prompts, steps), (prompts, -(-steps // blocks.block_size)), (prompts,)
         given = ids_PT, table_PB, length_P
         # Padded with prompts of no token, which leave nothing behind.
@@ -323,12 +330,17 @@ class ModelRunner:
         for kept, tensor in zip(inputs, filled, strict=True):
             kept.copy_(self.sent(tensor))
         replay()
+        return None
 
     def _capture_prefill(self, like: Sequence[Tensor]) -> tuple[Sequence[Tensor], Callable[[], None]]:
         decoder, blocks = self.decoder, self.blocks
         assert decoder is not None and blocks is not None
         ids_PT, table_PB, length_P = (torch.zeros_like(tensor, device=self.device) for tensor in like)
-        return (ids_PT, table_PB, length_P), self._captured(lambda: decoder.prefill(ids_PT, table_PB, length_P, blocks))
+
+        def prefill() -> None:
+            decoder.prefill(ids_PT, table_PB, length_P, blocks)
+
+        return (ids_PT, table_PB, length_P), self._captured(prefill)
 
     def sent(self, tensor: Tensor) -> Tensor:
         """To the device, without waiting for it."""

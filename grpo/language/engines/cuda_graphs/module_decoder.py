@@ -64,6 +64,10 @@ class ModuleDecoder:
         at_T, last_P = torch.arange(ids_PT.shape[1], device=ids_PT.device), (length_P.long() - 1).clamp(min=0)
         self._forward(ids_PT, torch.minimum(at_T[None], last_P[:, None]), handler)
 
+    def logits(self, hidden_MD: Tensor) -> Tensor:
+        """The module keeps to itself what its head reads."""
+        raise NotImplementedError
+
     def decode(
         self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, reach: int = 0
     ) -> Tensor:

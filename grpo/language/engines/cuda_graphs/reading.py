@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from grpo.language.engines.cuda_graphs.model_runner import ModelRunner
 
@@ -26,21 +28,28 @@ class Reading:
     """The token that the first block begins with; those before have their place already."""
 
 
+R = TypeVar("R", bound=Reading)
+
+
 def read(runner: ModelRunner, readings: Sequence[Reading]) -> None:
     """Their keys and values into their blocks."""
     whole, parts = [one for one in readings if not one.first], [one for one in readings if one.first]
     for some in [*together(whole), *together(parts)]:
-        lengths, firsts = [len(one.ids) for one in some], [one.first for one in some]
-        ids_PT = torch.zeros(len(some), max(lengths), dtype=torch.long)
-        table_PB = torch.zeros(len(some), max(len(one.blocks) for one in some), dtype=torch.int32)
-        for row, one in enumerate(some):
-            ids_PT[row, : len(one.ids)] = torch.tensor(one.ids)
-            table_PB[row, : len(one.blocks)] = torch.tensor(one.blocks)
-        first_P = torch.tensor(firsts) if any(firsts) else None
-        runner.prefill(ids_PT, table_PB, torch.tensor(lengths, dtype=torch.int32), first_P)
+        runner.prefill(*laid(some))
 
 
-def together(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
+def laid(readings: Sequence[Reading]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens and blocks of each, padded on the right; its length, and the token that the first block begins with."""
+    lengths, firsts = [len(one.ids) for one in readings], [one.first for one in readings]
+    ids_PT = torch.zeros(len(readings), max(lengths), dtype=torch.long)
+    table_PB = torch.zeros(len(readings), max(len(one.blocks) for one in readings), dtype=torch.int32)
+    for row, one in enumerate(readings):
+        ids_PT[row, : len(one.ids)] = torch.tensor(one.ids)
+        table_PB[row, : len(one.blocks)] = torch.tensor(one.blocks)
+    return ids_PT, table_PB, torch.tensor(lengths, dtype=torch.int32), torch.tensor(firsts)
+
+
+def together(readings: Sequence[R]) -> Iterator[list[R]]:
     """Those of similar length."""
     new = sorted(readings, key=lambda one: len(one.ids))
     start = 0

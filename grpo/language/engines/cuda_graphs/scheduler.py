@@ -22,16 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.language.engines import Completion, Sampling, Stop
+from grpo.language.engines import Completion, Sampling
 from grpo.language.engines.cuda_graphs.blocks import blocks_for
+from grpo.language.engines.cuda_graphs.drafts import Draft, verify
+from grpo.language.engines.cuda_graphs.fused_decoder import FusedDecoder
 from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIMIT, LIVE, POSITION, PROMPT, ROW, STEP, TOKEN
 from grpo.language.engines.cuda_graphs.model_runner import ModelRunner, Need, buckets
 from grpo.language.engines.cuda_graphs.noise import Noise
 from grpo.language.engines.cuda_graphs.pages import PAGE, Pages, may_grow
 from grpo.language.engines.cuda_graphs.reading import Reading, read
+from grpo.language.engines.cuda_graphs.results import Results
 from grpo.language.engines.cuda_graphs.sampler import ENDED_BY_EOS
 from grpo.language.engines.cuda_graphs.sequence import Sequence, SequenceGroup
-from grpo.language.engines.sampling import StopTexts
+from grpo.language.engines.drafts import up_to_end
 
 CHUNK = 8
 """Steps between two looks of the host."""
@@ -70,10 +73,16 @@ class Scheduler:
         sampling: Sampling,
         seeds: abc.Sequence[int],
         slots: int | None = None,
+        drafts: abc.Sequence[abc.Sequence[int]] = (),
     ) -> None:
         self.runner, self.count, self.sampling, self.seeds = runner, count, sampling, seeds
         self.groups = [SequenceGroup(number, prompt, count) for number, prompt in enumerate(prompts)]
         self.sequences = [Sequence(n, self.groups[n // count], limits[n // count]) for n in range(len(seeds))]
+        if drafts and sampling.repetition_penalty == 1.0 and isinstance(runner.decoder, FusedDecoder):
+            for sequence, draft in zip(self.sequences, drafts, strict=True):
+                sequence.draft = up_to_end(draft[: sequence.limit], runner.tokens.eos)
+        self.early: list[Sequence] = []
+        """Sequences that have ended with their draft."""
         self.waiting, self.longest = deque(self.sequences), max(limits)
         self.most = min(slots or SLOTS, len(seeds))
         self.decoder, self.blocks, self.buffers = runner.begin(self._need())
@@ -84,20 +93,13 @@ class Scheduler:
         self.slots: list[Sequence | None] = []
         self.provided = 0
         """Steps for which all that have a slot have blocks and numbers."""
-        self.stops = StopTexts(runner.tokens.tokenizer, sampling.stop) if sampling.stop else None
-        self.looked = [0] * len(seeds)
-        """Tokens of each sequence in which stop texts have been looked for."""
-        self.stopped: dict[int, int] = {}
-        """Sequences that a stop text has ended, and their lengths."""
+        self.results = Results(runner, self.outputs, sampling, len(seeds))
         width = max(2 * how.kv_heads * how.head_dim for how in self.decoder.layers) * self.decoder.dtype.itemsize
         length = sum(map(len, prompts)) / len(prompts)
         self.share_prompts_from = SHARED_BYTES / (length * width) if count >= SHARED_BY else math.inf
         """Slots from which on neighbours attend to their prompt together."""
         self.cuda = runner.device.type == "cuda"
-        self.copies = torch.cuda.Stream(runner.device) if self.cuda else None  # type: ignore[no-untyped-call]
         self.state_FS[LIVE] = 0
-        self.outputs.ended_R.zero_()
-        self.outputs.kept_RT.fill_(1.0)
 
     def _need(self) -> Need:
         own = [sequence.blocks_needed for sequence in self.sequences]
@@ -128,7 +130,7 @@ class Scheduler:
     def _run(self) -> Iterator[tuple[int, list[Completion]]]:
         before: ChunkResult | None = None
         self._schedule()
-        while self.waiting or any(self.slots):
+        while self.waiting or any(self.slots) or self.early:
             if not self._provide():
                 if before is not None:  # those that have ended make room
                     yield from self._complete(self._finished(before))
@@ -137,6 +139,9 @@ class Scheduler:
             result = self._decode_chunk()
             if before is not None:
                 yield from self._complete(self._finished(before))
+            if self.early:
+                ended, self.early = self.early, []
+                yield from self._complete(ended)
             before = result
             self._schedule()
         if before is not None:  # what it says is known: all have ended
@@ -229,6 +234,9 @@ class Scheduler:
                 self._compact()
             return
         self._prefill(coming)
+        coming = self._verified(coming)
+        if not coming:
+            return
         free_slots = [slot for slot, sequence in enumerate(self.slots) if sequence is None]
         fresh = range(len(self.slots), len(self.slots) + len(coming) - len(free_slots))
         self.slots += [None] * len(fresh)
@@ -261,17 +269,47 @@ class Scheduler:
         self.runner.counts.prefills += len(readings)
         for one in sequences:
             if one.steps:
-                ids = [*one.group.prompt_ids, *self._said(one)[:-1]]
+                ids = [*one.group.prompt_ids, *self.results.said(one)[:-1]]
                 readings.append(Reading(ids, one.blocks[: blocks_for(one.steps)], one.group.shared_tokens))
         read(self.runner, readings)
         for group in groups:
             group.prefilled = True
 
-    def _said(self, sequence: Sequence) -> list[int]:
-        """Its tokens so far, where no step is being computed."""
-        (made,) = self._fetched([sequence.number], self.outputs.made_RT[:, : sequence.steps])
-        ids: list[int] = made[0].tolist()
-        return ids
+    def _verified(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
+        """Those that go on: behind as much of their drafts as is right, if they have any."""
+        drafts = []
+        for one in sequences:
+            if one.draft:
+                ids, blocks = [*one.group.prompt_ids, *one.draft[:-1]], one.blocks[: blocks_for(len(one.draft))]
+                seed = self.seeds[one.number]
+                drafts.append(Draft(ids, blocks, one.group.shared_tokens, one.number, one.draft, seed))
+        if not drafts:
+            return list(sequences)
+        for number, made in verify(self.runner, drafts, self.sampling).items():
+            one = self.sequences[number]
+            one.steps, one.draft = made, ()
+            self.noise.begin(number, made)
+        self._end_early([self.sequences[draft.row] for draft in drafts])
+        return [one for one in sequences if not one.finished]
+
+    def _end_early(self, sequences: abc.Sequence[Sequence]) -> None:
+        """Those whose drafts have brought them to their end."""
+        eos, at = self.runner.tokens.eos, [one.steps - 1 for one in sequences]
+        last_N = self.results.windows([one.number for one in sequences], at, 1)[:, 0].tolist()
+        ended = [(one, t) for one, t in zip(sequences, last_N, strict=True) if t in eos or one.steps >= one.limit]
+        self.results.find_stops([(one, one.steps) for one, _ in ended])
+        for one, token in ended:
+            self.results.ended[one.number] = 4 * one.steps + (ENDED_BY_EOS if token in eos else 2)
+            self.early.append(one)
+            self._end(one)
+
+    def _end(self, sequence: Sequence) -> None:
+        """It has ended: its blocks are free, and its prompt's with the last of its group."""
+        sequence.finished = True
+        self.pages.leave(sequence)
+        sequence.group.unfinished -= 1
+        if not sequence.group.unfinished:
+            self.pages.leave_prompt(sequence.group)
 
     def _seat(self, sequences: abc.Sequence[Sequence], at: abc.Sequence[int]) -> None:
         """Put sequences into slots."""
@@ -306,7 +344,7 @@ class Scheduler:
         seen_SV[slots_N] = 0
         pairs = []
         for sequence, slot in zip(sequences, at, strict=True):
-            said = self._said(sequence) if sequence.steps else []
+            said = self.results.said(sequence) if sequence.steps else []
             pairs += [(slot, token) for token in {*sequence.group.prompt_ids, *said}]
         slot_M, token_M = self._sent(pairs, torch.long).unbind(1)
         seen_SV[slot_M, token_M] = 1
@@ -362,84 +400,20 @@ class Scheduler:
             )
             if sequence is not None and not sequence.finished
         ]
-        if self.stops is not None:
-            self._find_stops([(sequence, steps) for sequence, _, steps in seated])
-        finished = [sequence for sequence, live, _ in seated if not live or sequence.number in self.stopped]
+        self.results.find_stops([(sequence, steps) for sequence, _, steps in seated])
+        finished = [sequence for sequence, live, _ in seated if not live or sequence.number in self.results.stopped]
         for sequence in finished:
-            sequence.finished = True
-            self.pages.leave(sequence)
             sequence.group.seated -= 1
-            sequence.group.unfinished -= 1
-            if not sequence.group.unfinished:
-                self.pages.leave_prompt(sequence.group)
-        if self.stops is not None:  # the device does not know of those
+            self._end(sequence)
+        if self.results.stops is not None:  # the device does not know of those
             ended = [slot for slot, sequence in enumerate(self.slots) if sequence is not None and sequence.finished]
             self.state_FS[LIVE].index_fill_(0, self._sent(ended, torch.long), 0)
         self.slots = [None if sequence is None or sequence.finished else sequence for sequence in self.slots]
         return finished
 
-    def _find_stops(self, seated: abc.Sequence[tuple[Sequence, int]]) -> None:
-        """Note the sequences that have come to a stop text, and where."""
-        assert self.stops is not None
-        seated = [(sequence, steps) for sequence, steps in seated if steps > self.looked[sequence.number]]
-        if not seated:
-            return
-        first = [max(self.looked[one.number] - self.stops.tail, 0) for one, _ in seated]
-        width = max(steps - start for (_, steps), start in zip(seated, first, strict=True))
-        made = self._windows([one.number for one, _ in seated], first, width)
-        ends = [(k, t) for k, (one, steps) in enumerate(seated) for t in range(self.looked[one.number] + 1, steps + 1)]
-        texts = [made[k, max(0, t - self.stops.tail - first[k]) : t - first[k]].tolist() for k, t in ends]
-        for (k, t), reached in zip(ends, self.stops.reached(texts), strict=True):
-            if reached:
-                self.stopped.setdefault(seated[k][0].number, t)
-        for sequence, steps in seated:
-            self.looked[sequence.number] = steps
-
     def _complete(self, finished: abc.Sequence[Sequence]) -> Iterator[tuple[int, list[Completion]]]:
         """Groups whose last sequence was among these."""
-        groups = [group for group in dict.fromkeys(one.group for one in finished) if not group.unfinished]
-        if not groups:
-            return
-        at = [group.number * self.count + member for group in groups for member in range(self.count)]
-        out = self.outputs
-        # Nothing of what lies behind their ends: rows may be allowed to be far longer than they are.
-        longest = max(self.sequences[number].steps for number in at)
-        made, logp, kept = self._fetched(at, *(x[:, :longest] for x in (out.made_RT, out.logp_RT, out.kept_RT)))
-        (ended,) = self._fetched(at, out.ended_R)
-        made, ends = made.long(), ended.tolist()
-        for i, group in enumerate(groups):
-            these = range(i * self.count, (i + 1) * self.count)
-            yield group.number, [self._completion(at[k], made[k], logp[k], kept[k], ends[k]) for k in these]
-
-    def _completion(self, number: int, made_T: Tensor, logp_T: Tensor, kept_T: Tensor, code: int) -> Completion:
-        length = code >> 2
-        reason: Stop = "eos" if code & 3 == ENDED_BY_EOS else "length"
-        stopped = self.stopped.get(number)
-        if stopped is not None and (not length or stopped < length or reason == "length"):
-            length, reason = stopped, "stop"
-        logp_T = logp_T[:length]
-        if not math.isfinite(float(logp_T.sum())):
-            raise FloatingPointError("the model's logits are not finite: its weights hold NaN or infinity, or overflow")
-        share: float | None = 1.0
-        if self.sampling.temperature == 0.0:
-            share = None
-        elif self.sampling.truncates:
-            share = float(kept_T[:length].mean())
-        self.runner.counts.tokens += length
-        return Completion(made_T[:length], logp_T, reason, share)
-
-    def _fetched(self, at: abc.Sequence[int], *wanted: Tensor) -> tuple[Tensor, ...]:
-        """These sequences' rows of the outputs; beside the steps that are being computed, not behind them."""
-        if not self.cuda:
-            return tuple(tensor[list(at)] for tensor in wanted)
-        with torch.cuda.stream(self.copies):
-            at_N = self._sent(at, torch.long)
-            return tuple(tensor[at_N].cpu() for tensor in wanted)
-
-    def _windows(self, at: abc.Sequence[int], first: abc.Sequence[int], width: int) -> Tensor:
-        """So many tokens of each of these sequences, from a place of its own on."""
-        made_RT = self.outputs.made_RT
-        with torch.cuda.stream(self.copies):  # none where there is no GPU
-            at_N, first_N = self._sent(at, torch.long), self._sent(first, torch.long)
-            where_NW = first_N[:, None] + torch.arange(width, device=made_RT.device)
-            return made_RT[at_N[:, None], where_NW.clamp(max=made_RT.shape[1] - 1)].cpu()
+        for group in dict.fromkeys(one.group for one in finished):
+            if not group.unfinished:
+                first = group.number * self.count
+                yield group.number, self.results.completions(self.sequences[first : first + self.count])

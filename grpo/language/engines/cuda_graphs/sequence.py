@@ -16,6 +16,8 @@ class Sequence:
     group: SequenceGroup
     limit: int
     """Tokens at most."""
+    draft: abc.Sequence[int] = ()
+    """What it is expected to say, until that has been looked at."""
     blocks: list[int] = field(default_factory=list)
     steps: int = 0
     """That were computed, whether or not it ended among them."""
@@ -28,7 +30,7 @@ class Sequence:
 
     def blocks_for(self, steps: int) -> int:
         """For so many steps more."""
-        return min(blocks_for(self.steps + steps), self.blocks_needed)
+        return min(blocks_for(max(self.steps, len(self.draft)) + steps), self.blocks_needed)
 
 
 @dataclass(eq=False)
