@@ -40,7 +40,7 @@ BLOCKS: Blocks = {
     ),
     "sampling": (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "max_completion_length", "engine",
-        "engine_kwargs", "rows_per_generation",
+        "engine_kwargs", "rows_per_generation", "speculate",
     ),
     "turns": ("tools", "environment", "max_turns"),
     "update": (
@@ -192,6 +192,10 @@ class LanguageConfig(GRPOConfig):
     """Of that engine (vllm: base_url of a server, gpu_memory_utilization, deadline, …)."""
     rows_per_generation: int | None = Field(default=None, ge=1)
     """Most completions that are sampled at a time; None: all of the step."""
+
+    speculate: int = Field(default=0, ge=0)
+    """Visits of a prompt after its first that draw with the same random numbers, so that its last completions, checked
+    in one pass, save most of the steps; 0: fresh numbers every time."""
 
     # --- several turns
     tools: tuple[str, ...] = ()
@@ -392,5 +396,9 @@ def _check(config: LanguageConfig) -> None:
         raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
     if config.tools and config.environment:
         raise ConfigError("give tools or an environment; an environment can offer its own tools")
+    if config.speculate and (config.tools or config.environment):
+        raise ConfigError("speculate is for one answer to a prompt; leave it out with tools or an environment")
+    if config.speculate and config.repetition_penalty != 1.0:
+        raise ConfigError("speculate cannot check drafts under a repetition_penalty; leave one of them out")
     if config.recipe.kl_estimator == "exact":
         raise ConfigError("kl_estimator=exact needs whole distributions over the vocabulary; use k3")

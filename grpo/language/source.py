@@ -20,13 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Completion, Engine, Sampling, Tokens
+from grpo.language.engines.inline import InlineEngine
 from grpo.language.evaluate import Evaluation, evaluate
 from grpo.language.rewards import Judgement, Rewards, spread
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring.policy import LanguagePolicy
+from grpo.language.speculation import Speculation
 from grpo.learners import marked, scored_now
 from grpo.protocols import Collected, CollectRequest, Phase, State, no_phase
 from grpo.rollouts import Rollouts, Status
@@ -117,6 +120,11 @@ class LanguageSource:
         self.stopwatch: Phase = no_phase
         """Told when completions are made (`generate`), and when all of them wait for rewards (`rewards_wait`)."""
         self.num_tokens = 0
+        self.speculation: Speculation | None = None
+        if config.speculate:
+            if not isinstance(engine, InlineEngine):
+                raise ConfigError(f"speculate needs our own loop to sample; with engine={engine.name} leave it out")
+            self.speculation = Speculation(config.speculate, config.seed, prompts, config.groups_per_step)
         self._version: int | None = None
         self._metrics: dict[str, float | None] = {}
 
@@ -130,7 +138,13 @@ class LanguageSource:
         else:
             starts = [self.prompts.prompt(start) for start in request.starts]
         moment = (request.step, request.attempt)
-        samples, judged = self.judged(starts, config.group_size, config.sampling, TRAINING, moment)
+        seeds = None
+        if self.speculation is not None and request.starts is None:
+            seeds = self.speculation.seeds(request.step, starts, config.group_size)
+            self.engine.expect(self.speculation.drafts(seeds))
+        samples, judged = self.judged(starts, config.group_size, config.sampling, TRAINING, moment, seeds)
+        if self.speculation is not None and seeds is not None:
+            self.speculation.keep(request.step, seeds, samples)
         if request.attempt:
             samples = [replace(sample, attempt=request.attempt) for sample in samples]
         rollouts = self._rollouts(samples, judged, config.group_size, moment)
@@ -138,10 +152,17 @@ class LanguageSource:
         return Collected(rollouts, starts)
 
     def judged(
-        self, prompts: Sequence[Prompt], count: int, sampling: Sampling, stream: int, moment: tuple[int, int]
+        self,
+        prompts: Sequence[Prompt],
+        count: int,
+        sampling: Sampling,
+        stream: int,
+        moment: tuple[int, int],
+        seeds: Sequence[int] | None = None,
     ) -> tuple[list[Sample], Judgement]:
         """Samples and what the rewards say of them; groups that have ended are judged while others are sampled."""
-        seeds = [mixed(self.config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
+        if seeds is None:
+            seeds = [mixed(self.config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
         columns = list(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
         pending = self.rewards.open(columns, len(seeds), moment[0], self._state_for_rewards(moment[0]))
         try:
@@ -339,8 +360,9 @@ class LanguageSource:
     # --- what is kept -----------------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """The count of tokens, and the data's position where it is a stream; all else follows from the step."""
-        return State({"num_tokens": self.num_tokens, "data": self.prompts.fingerprint, **self.prompts.state()}, {})
+        """The count of tokens, the data's position where it is a stream, drafts; all else follows from the step."""
+        values = {"num_tokens": self.num_tokens, "data": self.prompts.fingerprint, **self.prompts.state()}
+        return State(values, {} if self.speculation is None else self.speculation.state())
 
     def load_state(self, state: State) -> None:
         """Go on from there, with the same data."""
@@ -352,6 +374,8 @@ class LanguageSource:
             )
         if self.held_out is not None and self.prompts.fingerprint != before:
             self.held_out.take_whole()
+        if self.speculation is not None:
+            self.speculation.load_state(state.arrays)
         self.num_tokens = int(state.values["num_tokens"])
         self.prompts.load_state(state.values)
 

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,76 +24,19 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from grpo.config import ConfigError
 from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
-from grpo.language.engines.drafts import Begun, begun
+from grpo.language.engines.batch import LiveRows, Written
+from grpo.language.engines.drafts import Begun, Draft, begun, up_to_end
 from grpo.language.engines.linears import laid_out
-from grpo.language.engines.sampling import Drawn, StopTexts, draw, uniforms
+from grpo.language.engines.sampling import StopTexts, draw, uniforms
 from grpo.language.scoring.head import unrounded
 
 if TYPE_CHECKING:
     from grpo.language.engines.cuda_graphs.model_runner import ModelRunner
 
+LOGITS = 2**26
+"""That are there at a time when drafts are checked."""
 TOKENS_AT_A_TIME = 16_384
 """Of prompts in one pass: enough to keep a GPU busy, and little memory."""
-
-
-@dataclass
-class LiveRows:
-    """The rows of a batch that are still written, and what of each must shrink together."""
-
-    row_N: Tensor
-    """Their numbers in the batch."""
-    length_N: Tensor
-    """Of the prompt."""
-    limit_N: Tensor
-    mask_NT: Tensor | None
-    """1 where there is a token; None: nothing is padded, and attention takes its faster paths."""
-    seen_NV: Tensor | None
-    """For the repetition penalty: the tokens of prompt and completion."""
-    cache: Any
-
-    def keep(self, going: Tensor) -> None:
-        """These of them go on."""
-        self.row_N, self.length_N, self.limit_N = self.row_N[going], self.length_N[going], self.limit_N[going]
-        self.mask_NT = None if self.mask_NT is None else self.mask_NT[going]
-        self.seen_NV = None if self.seen_NV is None else self.seen_NV[going]
-        self.cache.batch_select_indices(going)
-
-    def append(self, token_N: Tensor) -> None:
-        """A token more in each."""
-        if self.seen_NV is not None:
-            self.seen_NV.scatter_(1, token_N[:, None], True)
-        if self.mask_NT is not None:
-            self.mask_NT = nn.functional.pad(self.mask_NT, (0, 1), value=1)
-
-
-@dataclass(frozen=True)
-class Written:
-    """What is written in all rows of a batch, whether or not they go on."""
-
-    made_NT: Tensor
-    logp_NT: Tensor
-    kept_NT: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, steps: int, pad: int, device: torch.device) -> Written:
-        """Nothing yet."""
-        shape = (rows, steps)
-        made_NT = torch.full(shape, pad, device=device)
-        return cls(made_NT, torch.zeros(shape, device=device), torch.ones(shape, device=device))
-
-    def put(self, row_N: Tensor, t: int, drawn: Drawn) -> None:
-        """What was drawn in these rows."""
-        self.made_NT[row_N, t], self.logp_NT[row_N, t] = drawn.token_N, drawn.logp_N
-        if drawn.kept_N is not None:
-            self.kept_NT[row_N, t] = drawn.kept_N
-
-    def completion(self, row: int, length: int, stop: Stop, greedy: bool) -> Completion:
-        """A row that has ended."""
-        logp_T = self.logp_NT[row, :length].cpu()
-        if not math.isfinite(float(logp_T.sum())):
-            raise FloatingPointError("the model's logits are not finite: its weights hold NaN or infinity, or overflow")
-        kept = None if greedy else float(self.kept_NT[row, :length].mean())
-        return Completion(self.made_NT[row, :length].cpu(), logp_T, stop, kept)
 
 
 class InlineEngine(Engine):
@@ -236,27 +179,34 @@ class InlineEngine(Engine):
         seeds: Sequence[int],
     ) -> dict[int, Begun]:
         """Rows of which a draft is known, as far as it is right and a token more."""
-        stops = StopTexts(self.tokens.tokenizer, sampling.stop) if sampling.stop else None
-        known: dict[int, Begun] = {}
         self._drafted = self._accepted = 0
-        if sampling.repetition_penalty != 1.0:
+        known: dict[int, Begun] = {}
+        if not self._expected or sampling.repetition_penalty != 1.0:
             return known
+        stops = StopTexts(self.tokens.tokenizer, sampling.stop) if sampling.stop else None
+        drafts = []
         for row, seed in enumerate(seeds):
-            prompt, limit = prompts[row // count], room[row // count]
-            draft = self._expected.get(seed, ())[:limit]
-            if not len(draft):
-                continue
-            one = begun(self._scored, prompt, draft, sampling, seed, self.tokens.eos, stops)
-            known[row] = replace(one, over=one.over or len(one.made.ids) >= limit)
-            self._drafted, self._accepted = self._drafted + len(draft), self._accepted + one.right
+            ids = up_to_end(self._expected.get(seed, ())[: room[row // count]], self.tokens.eos)
+            if len(ids):
+                drafts.append(Draft(row, prompts[row // count], ids, seed))
+        drafts = sorted(drafts, key=lambda draft: len(draft.prompt) + len(draft.ids))
+        longest = max((len(draft.prompt) + len(draft.ids) for draft in drafts), default=1)
+        vocabulary = bare(self.model).get_output_embeddings().weight.shape[0]  # type: ignore[operator]
+        step = max(LOGITS // (longest * vocabulary), 1)
+        for start in range(0, len(drafts), step):
+            known |= begun(self._scored, drafts[start : start + step], sampling, self.tokens.eos, stops)
+        for row, one in known.items():
+            known[row] = replace(one, over=one.over or len(one.made.ids) >= room[row // count])
+        self._drafted = sum(len(draft.ids) for draft in drafts)
+        self._accepted = sum(one.right for one in known.values())
         return known
 
-    def _scored(self, ids: Sequence[int], last: int) -> Tensor:
-        """Logits behind each of the last tokens."""
-        ids_1T = torch.tensor([list(ids)], device=next(self.model.parameters()).device)
-        further = {"logits_to_keep": last} if "logits_to_keep" in self._takes else {}
-        logits_TV: Tensor = self.model(input_ids=ids_1T, use_cache=False, **further).logits[0]
-        return logits_TV[-last:]
+    def _scored(self, ids_NT: Tensor) -> Tensor:
+        """Logits behind every token; what is padded on the right is seen by none before it."""
+        logits_NTV: Tensor = self.model(
+            input_ids=ids_NT.to(next(self.model.parameters()).device), use_cache=False
+        ).logits
+        return logits_NTV
 
     def expect(self, drafts: Mapping[int, Sequence[int]]) -> None:
         """What completions with these seeds may turn out to be."""

@@ -23,11 +23,11 @@ ATTENTION = HEADS | {"GROUP": 2, "TILE": 64, "ROPE": True, "NORM": True}
 ROPE = {"HEADS": 9, "KV_HEADS": 3, "HD": 64, "HALF": 32, "HEADS_P": 16, "KV_HEADS_P": 4, "HALF_P": 32}
 PLAIN, ODD = {"SOFTCAP": False, "WINDOW": False}, {"SOFTCAP": True, "WINDOW": True}
 CASES = [
-    (kernels._attend, ATTENTION | PLAIN | {"GROUP_P": 16, "SPLITS": 1, "SHARED": 0, "EXACT": False}),
-    (kernels._attend, ATTENTION | ODD | {"GROUP_P": 16, "SPLITS": 4, "SHARED": 2, "EXACT": True}),
+    (kernels._attend, ATTENTION | PLAIN | {"GROUP_P": 16, "DIVIDED": False, "SHARED": 0, "EXACT": False}),
+    (kernels._attend, ATTENTION | ODD | {"GROUP_P": 16, "DIVIDED": True, "SHARED": 2, "EXACT": True}),
     (kernels._attend_shared, ATTENTION | PLAIN | {"ROWS_P": 16, "SPLITS": 2, "TOGETHER": 8, "EXACT": False}),
     (kernels._attend_shared, ATTENTION | ODD | {"ROWS_P": 16, "SPLITS": 1, "TOGETHER": 8, "EXACT": True}),
-    (kernels._combine, {"HEADS": 16, "HD": 128, "HD_P": 128, "SPLITS": 4, "SPLITS_P": 4}),
+    (kernels._combine, {"HEADS": 16, "HD": 128, "HD_P": 128, "SPLITS_P": 4}),
     (kernels._rope_and_store, HEADS | {"HEADS": 16, "HEADS_P": 16, "KV_HEADS_P": 8, "NORM": True}),
     (kernels._add_norm, {"D": 576, "D_P": 1024, "DELTA": True}),
     (layer_kernels._gate, {"BLOCK": 1024, "GELU": False, "BACK": False}),

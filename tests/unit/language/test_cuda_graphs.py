@@ -93,7 +93,7 @@ def attended(how, q, key, value, position, prompt, base):
     return torch.cat(out)
 
 
-@pytest.mark.parametrize(("splits", "reach"), [(1, 0), (3, 0), (3, 12)], ids=["whole", "in parts", "long rows"])
+@pytest.mark.parametrize(("splits", "long_rows"), [(1, 0), (3, 0), (3, 3)], ids=["whole", "in parts", "long rows"])
 @pytest.mark.parametrize("share_prompts", [False, True], ids=["each row alone", "shared prompts"])
 @pytest.mark.parametrize(
     "how",
@@ -104,11 +104,10 @@ def attended(how, q, key, value, position, prompt, base):
     ],
     ids=["grouped", "window", "softcap"],
 )
-def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, share_prompts, splits, reach):
+def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, share_prompts, splits, long_rows):
     block_size, slots = 8, 9
-    monkeypatch.setattr(kernels, "TARGET_PROGRAMS", 1 if reach else splits * slots * how.kv_heads)
-    monkeypatch.setattr(kernels, "LEAST_POSITIONS", 1)
-    monkeypatch.setattr(kernels, "LONG_PROGRAMS", splits * slots * how.kv_heads)
+    monkeypatch.setattr(kernels, "TARGET_PROGRAMS", splits * (long_rows or slots) * how.kv_heads)
+    monkeypatch.setattr(kernels, "SPLITS", 1 if long_rows else 16)
     random = torch.Generator().manual_seed(0)
     blocks = BlockManager([how], 60, torch.float32, torch.device(DEVICE), block_size)
     for pool in blocks.kv_cache[0]:
@@ -129,7 +128,7 @@ def test_a_new_token_attends_to_the_live_positions_of_its_row(monkeypatch, how, 
     )
     before = [pool.clone() for pool in blocks.kv_cache[0]]
     arguments = [x.to(DEVICE) for x in (q, k, v)]
-    how_far = {"share_prompts": share_prompts, "reach": reach}
+    how_far = {"share_prompts": share_prompts, "long_rows": long_rows}
     out = attend(how, *arguments, *blocks.kv_cache[0], table.to(DEVICE), state.to(DEVICE), **how_far, tile=16)
     for slot in range(slots):
         if slot == 6:  # dead: nothing is written
@@ -412,7 +411,7 @@ def test_a_draft_decides_how_many_steps_are_taken_and_nothing_else(short_pages):
         assert counts.accepted - before.accepted == accepted
         assert told == accepted / (counts.drafted - before.drafted)
         assert engine._runner.blocks.num_free == engine._runner.blocks.count
-    assert told == 1.0 and counts.slot_steps == before.slot_steps, "all is known after one pass"
+    assert told == 1.0 and counts.slot_steps <= before.slot_steps + 24, "all but a stop text is known after one pass"
 
 
 def test_a_row_that_memory_does_not_hold_is_refused_with_the_remedy(short_pages, monkeypatch):
@@ -425,10 +424,8 @@ def test_a_row_that_memory_does_not_hold_is_refused_with_the_remedy(short_pages,
 
 
 def test_few_long_rows_are_divided_among_many_programs():
-    assert [kernels.context_class(n) for n in (1, 2048, 2049, 30_000, 10**6)] == [0, 0, 8192, 32_768, 524_288]
-    assert kernels.splits_for(256, 8, 512) == kernels.splits_for(256, 8, 512, 131_072) == 1
-    assert kernels.splits_for(8, 8, 512) == 8 and kernels.splits_for(8, 8, 512, 131_072) == 32
-    assert kernels.splits_for(8, 2, 512, 8192) == 16, "a program has work enough"
+    assert [kernels.splits_for(rows, 8, 512) for rows in (256, 64, 8, 1)] == [1, 1, 8, 16]
+    assert [kernels.splits_for(rows, 8, 512, kernels.MOST_SPLITS) for rows in (4, 2, 1)] == [16, 32, 64]
 
 
 def test_stop_texts_truncation_and_penalty_are_those_of_the_plain_loop(monkeypatch):

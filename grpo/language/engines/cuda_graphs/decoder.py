@@ -53,9 +53,9 @@ class Decoder(Protocol):
         ...
 
     def decode(
-        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, reach: int = 0
+        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, long_rows: int = 0
     ) -> Tensor:
-        """(S, V) logits behind each slot's token; share_prompts: neighbours read theirs at once; reach: `attend`."""
+        """(S, V) logits behind each slot's token; how long it takes depends on the rest, see `attend`."""
         ...
 
 

@@ -147,16 +147,15 @@ class FusedDecoder:
         return add_norm(hidden_MD, delta_MD, self.norm.weight.data, self.norm.eps, self.dtype)
 
     def decode(
-        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, reach: int = 0
+        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, long_rows: int = 0
     ) -> Tensor:
         """(S, V) logits behind each slot's token."""
 
         def attention(number: int, layer: Layer, qkv: Tensor) -> Tensor:
             q, k, v = torch.split(qkv, layer.qkv.sizes, 1)
-            rope, norm = (self.cos, self.sin), layer.qk_norms
-            kept = blocks.kv_cache[number]
-            further: dict[str, Any] = {"rope": rope, "norm": norm, "share_prompts": share_prompts, "reach": reach}
-            return attend(layer.how, q, k, v, *kept, table_SB, state_FS, **further)
+            kept, rope, norm = blocks.kv_cache[number], (self.cos, self.sin), layer.qk_norms
+            how: dict[str, Any] = {"rope": rope, "norm": norm, "share_prompts": share_prompts, "long_rows": long_rows}
+            return attend(layer.how, q, k, v, *kept, table_SB, state_FS, **how)
 
         return self.logits(self.body(state_FS[1, : len(table_SB)], attention))
 

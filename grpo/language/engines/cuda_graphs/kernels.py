@@ -26,12 +26,10 @@ LIVE, TOKEN, POSITION, STEP, LIMIT, ROW, PROMPT = range(7)
 FIELDS = 7
 TARGET_PROGRAMS = 512
 """Below so many programs a GPU is not full, and a row's positions are split among several."""
-REACHES = (2048, 8192, 32768, 131_072)
-"""Positions between which it pays to divide a row among more programs; up to the first it does not."""
-LONG_PROGRAMS = 2048
-"""Programs that long rows are divided among, where each has positions enough: with few rows, only so is a GPU busy."""
-LEAST_POSITIONS = 256
-"""Of a row, that a program of a long one gets at least."""
+LONG = 2048
+"""Positions from which on a row is worth up to MOST_SPLITS programs, where too few rows are left to fill a GPU."""
+SPLITS, MOST_SPLITS = 16, 64
+"""Programs that a row is divided among at most: any row, and a long one."""
 TOGETHER = 8
 """Neighbouring slots whose shared prompt is read once for all of them."""
 
@@ -97,14 +95,14 @@ def _looked_at(
     return higher, total, acc1, acc2
 
 
-@triton.jit(do_not_specialize=["table_stride", "state_stride"])
+@triton.jit(do_not_specialize=["table_stride", "state_stride", "splits"])
 def _attend(
     q_ptr, k_ptr, v_ptr, out_ptr, partial_ptr, shared_ptr, keys_ptr, values_ptr, table_ptr, state_ptr,
     cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr,
     q_stride, k_stride, v_stride, out_stride, table_stride, state_stride,
-    scale, softcap, window, eps,
+    splits, scale, softcap, window, eps,
     GROUP: tl.constexpr, GROUP_P: tl.constexpr, KV_HEADS: tl.constexpr, HD: tl.constexpr, HALF_P: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, DIVIDED: tl.constexpr, SHARED: tl.constexpr,
     ROPE: tl.constexpr, NORM: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     slot, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -183,7 +181,7 @@ def _attend(
         oldest = tl.maximum(position - window + 1, 0)
         first = tl.maximum(first, tl.where(oldest < prompt, oldest, base + oldest - prompt) // TILE * TILE)
     tiles = (new - first + TILE - 1) // TILE
-    each = (tiles + SPLITS - 1) // SPLITS * TILE
+    each = (tiles + splits - 1) // splits * TILE
     start_at = first + split * each
     stop_at = tl.minimum(start_at + each, new)
     for start in tl.range(start_at, stop_at, TILE):
@@ -202,13 +200,13 @@ def _attend(
         )  # fmt: skip
 
     heads = head * GROUP + g
-    if SPLITS == 1:
+    if not DIVIDED:
         to = out_ptr + slot * out_stride + heads[:, None] * HD + d[None, :]
         tl.store(to, (acc1 / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_gd)
         tl.store(to + HALF, (acc2 / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_gd)
     else:
         WIDTH: tl.constexpr = HD + 2
-        at = partial_ptr + ((slot * KV_HEADS * GROUP + heads) * SPLITS + split) * WIDTH
+        at = partial_ptr + ((slot * KV_HEADS * GROUP + heads) * splits + split) * WIDTH
         tl.store(at[:, None] + d[None, :], acc1, mask=in_gd)
         tl.store(at[:, None] + d[None, :] + HALF, acc2, mask=in_gd)
         tl.store(at + HD, m, mask=g < GROUP)
@@ -288,18 +286,18 @@ def _attend_shared(
     tl.store(at + HD + 1, total, mask=live_r)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _combine(
-    partial_ptr, out_ptr, state_ptr, out_stride,
-    HEADS: tl.constexpr, HD: tl.constexpr, HD_P: tl.constexpr, SPLITS: tl.constexpr, SPLITS_P: tl.constexpr,
+    partial_ptr, out_ptr, state_ptr, out_stride, splits,
+    HEADS: tl.constexpr, HD: tl.constexpr, HD_P: tl.constexpr, SPLITS_P: tl.constexpr,
 ):  # fmt: skip
     slot, head = tl.program_id(0), tl.program_id(1)
     if tl.load(state_ptr + slot) == 0:
         return
     WIDTH: tl.constexpr = HD + 2
     k, d = tl.arange(0, SPLITS_P), tl.arange(0, HD_P)
-    in_k = k < SPLITS
-    at = partial_ptr + ((slot * HEADS + head) * SPLITS + k) * WIDTH
+    in_k = k < splits
+    at = partial_ptr + ((slot * HEADS + head) * splits + k) * WIDTH
     m = tl.load(at + HD, mask=in_k, other=float("-inf"))
     total = tl.load(at + HD + 1, mask=in_k, other=0.0)
     weight = tl.exp2(m - tl.max(m, 0))
@@ -320,16 +318,9 @@ class Attention:
     softcap: float | None = None
 
 
-def context_class(reach: int) -> int:
-    """The positions that a graph for rows of this length is made for; 0: short ones."""
-    return 0 if reach <= REACHES[0] else next((most for most in REACHES if reach <= most), 4 * REACHES[-1])
-
-
-def splits_for(slots: int, kv_heads: int, target: int, reach: int = 0) -> int:
+def splits_for(rows: int, kv_heads: int, target: int, most: int = SPLITS) -> int:
     """Programs among which a row's positions are divided."""
-    few = min(max(target // max(slots * kv_heads, 1), 1), 16)
-    most = reach // 4 // LEAST_POSITIONS  # rows of a class are at least so long
-    return max(few, min(LONG_PROGRAMS // max(slots * kv_heads, 1), most, 64))
+    return min(max(target // max(rows * kv_heads, 1), 1), most)
 
 
 def attend(
@@ -345,7 +336,7 @@ def attend(
     rope: tuple[Tensor, Tensor] | None = None,
     norm: tuple[Tensor, Tensor, float] | None = None,
     share_prompts: bool = False,
-    reach: int = 0,
+    long_rows: int = 0,
     tile: int = 64,
     warps: int = 2,
     stages: int = 2,
@@ -353,11 +344,12 @@ def attend(
     """(S, heads · head_dim): each slot's new token attends to its row, itself included; keys and values are written.
 
     share_prompts: neighbouring slots often have the same prompt, so that it pays to read it for all of them at once.
-    reach: `context_class` of the longest row; how fast it is depends on it, what comes out does not.
+    long_rows: if not 0, so few of the slots are live, and some of them are LONG; it decides how fast this is, no more.
     """
     slots, group = q_SX.shape[0], how.heads // how.kv_heads
     out_SX = torch.empty(slots, how.heads * how.head_dim, dtype=keys.dtype, device=keys.device)
-    splits = splits_for(slots, how.kv_heads, TARGET_PROGRAMS, min(reach, how.window or reach))
+    many = SPLITS if not long_rows or (how.window or LONG) < LONG else MOST_SPLITS
+    splits = splits_for(long_rows or slots, how.kv_heads, TARGET_PROGRAMS, many)
     partial = out_SX
     if splits > 1:
         partial = torch.empty(slots, how.heads, splits, how.head_dim + 2, dtype=torch.float32, device=keys.device)
@@ -382,14 +374,13 @@ def attend(
     _attend[(slots, how.kv_heads, splits)](
         q_SX, k_SX, v_SX, out_SX, partial, shared, keys, values, table_SB, state_FS, cos, sin, q_weight, k_weight,
         q_SX.stride(0), k_SX.stride(0), v_SX.stride(0), out_SX.stride(0), table_SB.stride(0), state_FS.stride(0),
-        how.scale, how.softcap or 1.0, how.window or 0, eps,
-        GROUP_P=power(group), SPLITS=splits, SHARED=parts, **settings,
+        splits, how.scale, how.softcap or 1.0, how.window or 0, eps,
+        GROUP_P=power(group), DIVIDED=splits > 1, SHARED=parts, **settings,
     )  # fmt: skip
     if splits > 1:
         _combine[(slots, how.heads)](
-            partial, out_SX, state_FS, out_SX.stride(0),
-            HEADS=how.heads, HD=how.head_dim, HD_P=power(how.head_dim), SPLITS=splits, SPLITS_P=power(splits, 2),
-            num_warps=1,
+            partial, out_SX, state_FS, out_SX.stride(0), splits,
+            HEADS=how.heads, HD=how.head_dim, HD_P=power(how.head_dim), SPLITS_P=power(splits, 2), num_warps=1,
         )  # fmt: skip
     return out_SX
 

@@ -23,7 +23,7 @@ from grpo.graphs import capture
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.cuda_graphs.blocks import BlockManager, block_bytes
 from grpo.language.engines.cuda_graphs.decoder import Decoder, make_decoder
-from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE, context_class
+from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE
 from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
 from grpo.language.engines.cuda_graphs.noise import HALF
 from grpo.language.engines.cuda_graphs.sampler import Outputs, sample
@@ -297,11 +297,10 @@ class ModelRunner:
 
     # --- graphs -----------------------------------------------------------------------------------------------------
 
-    def decode(self, sampling: Sampling, slots: int, steps: int, share_prompts: bool, reach: int = 0) -> None:
-        """So many tokens more in each of the first slots, none of them beyond `reach`; a step is captured once."""
-        far = context_class(reach)
-        key = replace(sampling, max_new_tokens=1, stop=()), slots, share_prompts, far
-        replay = self._known(key, lambda: self._capture_decode(sampling, slots, share_prompts, far))
+    def decode(self, sampling: Sampling, slots: int, steps: int, share_prompts: bool, long_rows: int) -> None:
+        """So many tokens more in each of the first slots; a step is captured once. long_rows: see `attend`."""
+        key = replace(sampling, max_new_tokens=1, stop=()), slots, share_prompts, long_rows
+        replay = self._known(key, lambda: self._capture_decode(sampling, slots, share_prompts, long_rows))
         for _ in range(steps):
             replay()
         self.counts.slot_steps += steps * slots
@@ -354,14 +353,14 @@ class ModelRunner:
             self.counts.capture_seconds += time.perf_counter() - began
         return self._graphs[key]
 
-    def _capture_decode(self, sampling: Sampling, slots: int, share_prompts: bool, far: int) -> Callable[[], None]:
+    def _capture_decode(self, sampling: Sampling, slots: int, share_prompts: bool, long: int) -> Callable[[], None]:
         decoder, blocks, buffers = self.decoder, self.blocks, self.buffers
         assert decoder is not None and blocks is not None and buffers is not None
         state_FS, table_SB = buffers.state_FS, buffers.table_SB[:slots]
         outputs = buffers.outputs if sampling.repetition_penalty != 1.0 else replace(buffers.outputs, seen_SV=None)
 
         def decode() -> None:
-            sample(decoder.decode(state_FS, table_SB, blocks, share_prompts, far), sampling, state_FS, outputs)
+            sample(decoder.decode(state_FS, table_SB, blocks, share_prompts, long), sampling, state_FS, outputs)
 
         kept = state_FS.clone()
         state_FS[LIVE] = 0  # kernels are compiled and libraries warmed up on slots that nobody is in

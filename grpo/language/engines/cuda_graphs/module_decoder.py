@@ -69,7 +69,7 @@ class ModuleDecoder:
         raise NotImplementedError
 
     def decode(
-        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, reach: int = 0
+        self, state_FS: Tensor, table_SB: Tensor, blocks: BlockManager, share_prompts: bool = False, long_rows: int = 0
     ) -> Tensor:
         """(S, V) logits behind each slot's token."""
         slots = table_SB.shape[0]
@@ -77,7 +77,9 @@ class ModuleDecoder:
         def handler(module: Any, query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
             q, k, v = (states[:, :, 0].reshape(slots, -1) for states in self._same(query, key, value))
             keys, values = blocks.kv_cache[module.layer_idx]
-            out = attend(how, q, k, v, keys, values, table_SB, state_FS, share_prompts=share_prompts, reach=reach)
+            out = attend(
+                how, q, k, v, keys, values, table_SB, state_FS, share_prompts=share_prompts, long_rows=long_rows
+            )
             return out.view(slots, 1, how.heads, how.head_dim)
 
         return self._forward(state_FS[1, :slots, None], state_FS[2, :slots, None].long(), handler)[:, -1]

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.language.engines import Completion, Sampling
+from grpo.language.engines import Completion, Sampling, in_groups
 from grpo.language.engines.cuda_graphs.blocks import blocks_for
 from grpo.language.engines.cuda_graphs.drafts import Draft, verify
 from grpo.language.engines.cuda_graphs.fused_decoder import FusedDecoder
-from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIMIT, LIVE, POSITION, PROMPT, ROW, STEP, TOKEN
+from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIMIT, LIVE, LONG, POSITION, PROMPT, ROW, STEP, TOKEN
 from grpo.language.engines.cuda_graphs.model_runner import ModelRunner, Need, buckets
 from grpo.language.engines.cuda_graphs.noise import Noise
 from grpo.language.engines.cuda_graphs.pages import PAGE, Pages, may_grow
@@ -374,14 +374,16 @@ class Scheduler:
         steps = self._chunk()
         if steps <= 0:
             return None
-        reach = 0
+        reach = live = 0
         for sequence in self.slots:
             if sequence is not None:
                 sequence.steps += steps
-                reach = max(reach, sequence.group.shared_tokens + sequence.steps)
+                reach, live = max(reach, sequence.group.shared_tokens + sequence.steps), live + 1
         self.provided -= steps
         size = self._bucket(len(self.slots))
-        self.runner.decode(self.sampling, size, steps, size >= self.share_prompts_from, reach)
+        few = 1 << (live - 1).bit_length()  # a smallest graph may be nearly empty
+        long_rows = few if reach > LONG and few < size == self.sizes[0] else 0
+        self.runner.decode(self.sampling, size, steps, size >= self.share_prompts_from, long_rows)
         now = self.state_FS[: STEP + 1, : len(self.slots)]  # a list as index would be sent, and waited for
         now, done = torch.empty(now.shape, dtype=torch.int32, pin_memory=self.cuda).copy_(now, non_blocking=True), None
         if self.cuda:
@@ -413,7 +415,8 @@ class Scheduler:
 
     def _complete(self, finished: abc.Sequence[Sequence]) -> Iterator[tuple[int, list[Completion]]]:
         """Groups whose last sequence was among these."""
-        for group in dict.fromkeys(one.group for one in finished):
-            if not group.unfinished:
-                first = group.number * self.count
-                yield group.number, self.results.completions(self.sequences[first : first + self.count])
+        groups = [group for group in dict.fromkeys(one.group for one in finished) if not group.unfinished]
+        if groups:
+            rows = [group.number * self.count + member for group in groups for member in range(self.count)]
+            made = self.results.completions([self.sequences[row] for row in rows])  # of all of them in one go
+            yield from ((groups[number].number, mine) for number, mine in in_groups(made, self.count))
