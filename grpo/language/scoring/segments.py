@@ -9,6 +9,7 @@ which is exact. Backward, each call is given the merged result: with it the kern
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,10 +103,21 @@ def forward(
     if not n or n == len(q):
         return out, lse, (random, ())
     seen, seen_lse, further = _flash_forward(q[n:], k[:n], v[:n], segments.groups, segments.prompts, False, scale)
-    whole = torch.logaddexp(lse[:, n:], seen_lse)
-    share, seen_share = ((part - whole).exp().t()[..., None] for part in (lse[:, n:], seen_lse))
-    merged = out[n:] * share + seen * seen_share
-    return torch.cat([out[:n], merged.to(out.dtype)]), torch.cat([lse[:, :n], whole], 1), (random, further)
+    _merge(out[n:], lse[:, n:], seen, seen_lse)
+    return out, lse, (random, further)
+
+
+def _merge(out: Tensor, lse: Tensor, seen: Tensor, seen_lse: Tensor) -> None:
+    """What was found in one range of keys, changed into what is found in both."""
+    if out.is_cuda and importlib.util.find_spec("triton") is not None:
+        from grpo.language.scoring.kernels.layers import merge
+
+        merge(out, lse, seen, seen_lse)
+        return
+    whole = torch.logaddexp(lse, seen_lse)
+    share, seen_share = ((part - whole).exp().t()[..., None] for part in (lse, seen_lse))
+    out.copy_(out * share + seen * seen_share)
+    lse.copy_(whole)
 
 
 def backward(

@@ -15,7 +15,8 @@ TYPES = {
     "state_ptr": "*i32", "table_ptr": "*i32", "made_ptr": "*i32", "ended_ptr": "*i32", "eos_ptr": "*i32",
     "floor_ptr": "*i32", "block_ptr": "*i64", "offset_ptr": "*i64", "seen_ptr": "*i8", "uniform_ptr": "*fp64",
     **dict.fromkeys(
-        ("partial_ptr", "shared_ptr", "cos_ptr", "sin_ptr", "summary_ptr", "logp_ptr", "kept_ptr", "sums_ptr"), "*fp32"
+        ("partial_ptr", "shared_ptr", "cos_ptr", "sin_ptr", "summary_ptr", "logp_ptr", "kept_ptr", "sums_ptr", "lse_ptr",
+         "more_lse_ptr"), "*fp32"
     ),
 }  # fmt: skip
 HEADS = {"KV_HEADS": 8, "HD": 128, "HALF_P": 64, "BLOCK_SIZE": 32}
@@ -37,6 +38,7 @@ CASES = [
     (layer_kernels._rope_backward, ROPE | {"NORM": True, "V_P": 1024}),
     (layer_kernels._rope_backward, ROPE | {"NORM": False, "V_P": 1024}),
     (layer_kernels._gate, {"BLOCK": 1024, "GELU": True, "BACK": True}),
+    (layer_kernels._merge, {"HEADS": 9, "HD": 64, "HEADS_P": 16, "HD_P": 64}),
     (sampler._floors, {"BLOCK": 2048, "PENALTY": True, "TOP_K": True, "TOP_P": True, "MIN_P": True}),
     (sampler._summaries, {"BLOCK": 2048, "PENALTY": True, "FLOOR": True}),
     (sampler._draw, {"BLOCK": 2048, "BLOCKS_P": 32, "EOS_P": 2, "PENALTY": True, "FLOOR": True, "GREEDY": False}),

@@ -197,3 +197,15 @@ def test_the_gate_s_slopes_are_those_of_autograd():
         again, back = kernels.gate_backward(grad.float(), both.float(), gelu)
         assert torch.allclose(again.double(), out, atol=1e-5)
         assert torch.allclose(back.double(), torch.autograd.grad(out, x, grad)[0], atol=1e-5)
+
+
+def test_two_ranges_are_merged_in_place():
+    torch.manual_seed(0)
+    out, seen = torch.randn(7, 3, 5), torch.randn(4, 3, 5)
+    lse, seen_lse = torch.randn(3, 7), torch.randn(3, 4)
+    whole = torch.logaddexp(lse[:, 3:], seen_lse)
+    shares = [(part - whole).exp().t()[..., None] for part in (lse[:, 3:], seen_lse)]
+    expected, before = out[3:] * shares[0] + seen * shares[1], (out[:3].clone(), lse[:, :3].clone())
+    kernels.merge(out[3:], lse[:, 3:], seen, seen_lse)
+    assert torch.allclose(out[3:], expected, atol=1e-6) and torch.allclose(lse[:, 3:], whole, atol=1e-6)
+    assert torch.equal(out[:3], before[0]) and torch.equal(lse[:, :3], before[1])

@@ -2,6 +2,7 @@
 
     norm, norm_backward     RMSNorm; backward: with the gradient that goes around it, and the weight's
     rope, rope_backward     queries and keys of packed projections: normed where the model does that, rotated
+    merge                   what attention found in two ranges of keys, as if it had looked at both at once
     gate, gate_backward     act(gate) · up; backward: that once more, for the weight behind it, with both gradients
 
 A program takes many rows where it adds up a weight's gradient, so that few partial sums are written down.
@@ -273,6 +274,40 @@ def rope_backward(
         return out_LO, None, None
     d_q, d_k = sums_P2C.sum(0)
     return out_LO, d_q, d_k
+
+
+# --- attention to two ranges ------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _merge(
+    out_ptr, more_ptr, lse_ptr, more_lse_ptr, lse_stride, more_stride,
+    HEADS: tl.constexpr, HD: tl.constexpr, HEADS_P: tl.constexpr, HD_P: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    h, d = tl.arange(0, HEADS_P), tl.arange(0, HD_P)[None, :]
+    in_h = h < HEADS
+    lse_ptr += h.to(tl.int64) * lse_stride + row
+    own = tl.load(lse_ptr, mask=in_h, other=0.0)
+    seen = tl.load(more_lse_ptr + h.to(tl.int64) * more_stride + row, mask=in_h, other=0.0)
+    most = tl.maximum(own, seen)
+    own, seen = tl.exp(own - most), tl.exp(seen - most)
+    total = own + seen
+    tl.store(lse_ptr, most + tl.log(total), mask=in_h)
+    at = row * HEADS * HD + h[:, None] * HD + d
+    inside = in_h[:, None] & (d < HD)
+    x = tl.load(out_ptr + at, mask=inside, other=0.0).to(tl.float32) * (own / total)[:, None]
+    x += tl.load(more_ptr + at, mask=inside, other=0.0).to(tl.float32) * (seen / total)[:, None]
+    tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def merge(out: Tensor, lse: Tensor, seen: Tensor, seen_lse: Tensor) -> None:
+    """(L, heads, width) found and (heads, L) log-sum-exps of one range of keys, changed into those of it and `seen`."""
+    rows, heads, width = out.shape
+    _merge[(rows,)](
+        out, seen, lse, seen_lse, lse.stride(0), seen_lse.stride(0),
+        HEADS=heads, HD=width, HEADS_P=triton.next_power_of_2(heads), HD_P=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
 
 
 # --- the gated MLP --------------------------------------------------------------------------------------------------
