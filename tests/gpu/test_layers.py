@@ -10,7 +10,6 @@ import torch
 
 from grpo.language.scoring import memory
 from grpo.language.scoring.decoder_layout import HOSTED, KEEP
-from grpo.language.scoring.layers import Layers
 from grpo.language.scoring.probe import make_scorer
 from tests.gpu.test_language import make
 from tests.unit.language.families import FUSED, family
@@ -109,8 +108,7 @@ def test_sampler_and_update_hold_bfloat16_weights_once():
 
 
 @pytest.mark.parametrize("keep", [*KEEP[1:], *HOSTED])
-def test_what_is_kept_changes_rounding_at_most(keep, monkeypatch):
-    monkeypatch.setattr(Layers, "host_level", lambda self, tokens: keep)
+def test_what_is_kept_changes_rounding_at_most(keep):
     model = family("qwen3")
     logp, grad = found(model, "auto", keep=KEEP[0])
     other_logp, other_grad = found(model, "auto", keep=keep)

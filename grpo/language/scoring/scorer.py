@@ -155,7 +155,7 @@ class Scorer:
         keep = self.keep or "input"
         if self.keep is None and torch.is_grad_enabled():
             keep = memory.most_to_keep(self.plan.layers, tokens, self.device, self._most_kept)
-        if keep in HOSTED:
+        if keep == HOSTED[0]:
             keep = self.plan.layers.host_level(tokens)
         return self.plan.layers(batch.input_ids[0], batch.position_ids[0], batch.segments, batch.at_M, keep)
 
