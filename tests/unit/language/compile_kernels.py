@@ -15,8 +15,8 @@ TYPES = {
     "state_ptr": "*i32", "table_ptr": "*i32", "made_ptr": "*i32", "ended_ptr": "*i32", "eos_ptr": "*i32",
     "floor_ptr": "*i32", "block_ptr": "*i64", "offset_ptr": "*i64", "seen_ptr": "*i8", "uniform_ptr": "*fp64",
     **dict.fromkeys(
-        ("partial_ptr", "shared_ptr", "cos_ptr", "sin_ptr", "summary_ptr", "logp_ptr", "kept_ptr", "sums_ptr", "lse_ptr",
-         "more_lse_ptr"), "*fp32"
+        ("partial_ptr", "shared_ptr", "cos_ptr", "sin_ptr", "summary_ptr", "logp_ptr", "kept_ptr", "sums_ptr",
+         "lse_ptr", "more_lse_ptr"), "*fp32"
     ),
 }  # fmt: skip
 HEADS = {"KV_HEADS": 8, "HD": 128, "HALF_P": 64, "BLOCK_SIZE": 32}
