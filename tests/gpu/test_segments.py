@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from grpo.language.scoring import segments
+from grpo.language.scoring import dense, segments
 from grpo.language.scoring.probe import make_scorer
 from grpo.language.scoring.segments import Segments, attend
 from tests.gpu.test_language import make
@@ -17,17 +17,20 @@ def relative(a, b):
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
-def test_the_kernel_s_results_are_merged_exactly(monkeypatch):
+@pytest.mark.parametrize("long", [4096, 60])
+def test_the_kernel_s_results_are_merged_exactly(monkeypatch, long):
     torch.manual_seed(0)
+    monkeypatch.setattr(dense, "LONG", long)
     where = Segments.of([130, 1, 57], [[300, 20, 77], [5], [64, 64]], torch.device("cuda"))
     length = int(where.each.starts[-1])
     shapes = ((length, 8, 64), (length, 2, 64), (length, 2, 64))
     q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes)
     grad = torch.randn(length, 8, 64, device="cuda", dtype=torch.bfloat16)
+    assert torch.cuda.get_device_capability()[0] < 9 or dense.usable(q, k)
     out = attend(q, k, v, where, 0.125)
     mine = torch.autograd.grad(out, (q, k, v), grad)
-    monkeypatch.setattr(segments, "_flash_forward", plain_forward)
-    monkeypatch.setattr(segments, "_flash_backward", plain_backward)
+    monkeypatch.setattr(segments, "flash_forward", plain_forward)
+    monkeypatch.setattr(segments, "flash_backward", plain_backward)
     there = [x.detach().double().cpu().requires_grad_() for x in (q, k, v)]
     where = Segments.of([130, 1, 57], [[300, 20, 77], [5], [64, 64]], torch.device("cpu"))
     expected = attend(*there, where, 0.125)

@@ -110,8 +110,7 @@ class Layer:
         """Gradients by the projections, and by the norms of queries and keys."""
         qkv, out, lse, *left = kept
         q, k, v = rope(qkv, self.heads, self.kv_heads, context.cos_LC, context.sin_LC, self.norms)
-        whole = context.segments.prompt_tokens in (0, len(q))
-        ours = len(left) if whole else len(left) // 2
+        ours = segments.RANDOM * len(context.segments.runs)
         grads = segments.backward(
             grad.view_as(out), q, k, v, out, lse, (left[:ours], left[ours:]), context.segments, self.scale
         )  # fmt: skip

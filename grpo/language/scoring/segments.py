@@ -3,8 +3,9 @@
     prompt₁ prompt₂ … │ its completions …, its completions …
 
 Every segment attends to itself, causally; completions also attend to their prompt, all of it. These are two calls of
-the flash kernel that torch carries, for ranges of different lengths; their results are merged by their log-sum-exps,
-which is exact. Backward, each call is given the merged result: with it the kernel finds its share of the gradient.
+the flash kernel that torch carries, for ranges of different lengths (long segments to themselves: `dense`, one by one);
+their results are merged by their log-sum-exps, which is exact. Backward, each call is given the merged result: with it
+the kernel finds its share of the gradient.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,8 +22,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
+from grpo.language.scoring import dense
+
 INTERFACE = "grpo_segments"
 """Among transformers' attention functions: `sdpa`, unless it is given segments."""
+RANDOM = 2
+"""Tensors of a random state that a kernel leaves for its way back, though nothing is random here."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,34 @@ class TokenRanges:
 
 
 @dataclass(frozen=True)
+class Run:
+    """Segments one behind the other that are computed together: a long one, or all up to the next long one."""
+
+    tokens: slice
+    each: TokenRanges
+    """Counted from the run's first token."""
+    long: bool
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> tuple[Run, ...]:
+        """All segments of these lengths."""
+        found, first = [], 0
+        for long, grouped in groupby(lengths, lambda length: length >= dense.LONG):
+            together = list(grouped)
+            for mine in [[length] for length in together] if long else [together]:
+                found.append(cls(slice(first, first + sum(mine)), TokenRanges.of(mine, device), long))
+                first += sum(mine)
+        return tuple(found)
+
+
+@dataclass(frozen=True)
 class Segments:
     """What attends to what."""
 
     each: TokenRanges
     """All prompts, then all completions."""
+    runs: tuple[Run, ...]
+    """The same."""
     prompts: TokenRanges
     groups: TokenRanges
     """The completions of each prompt, counted from the first of all completions."""
@@ -53,9 +82,10 @@ class Segments:
     @classmethod
     def of(cls, prompts: Sequence[int], completions: Sequence[Sequence[int]], device: torch.device) -> Segments:
         """Of prompts of these lengths, and their completions'."""
-        flat = [length for group in completions for length in group]
+        flat = [*prompts, *(length for group in completions for length in group)]
         return cls(
-            TokenRanges.of([*prompts, *flat], device),
+            TokenRanges.of(flat, device),
+            Run.of(flat, device),
             TokenRanges.of(prompts, device),
             TokenRanges.of([sum(group) for group in completions], device),
             sum(prompts),
@@ -65,7 +95,7 @@ class Segments:
 # --- the flash kernel that torch carries ----------------------------------------------------------------------------
 
 
-def _flash_forward(
+def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, at_q: TokenRanges, at_k: TokenRanges, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """(L, heads, width) what is found, (heads, L) log-sum-exps, and what the backward pass needs."""
@@ -75,7 +105,7 @@ def _flash_forward(
     return out, lse, random
 
 
-def _flash_backward(
+def flash_backward(
     grad: Tensor,
     q: Tensor,
     k: Tensor,
@@ -88,6 +118,7 @@ def _flash_backward(
     causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by q, k and v."""
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad, q, k, v, out, lse, at_q.starts, at_k.starts, at_q.longest, at_k.longest, 0.0, causal, *random, scale=scale
     )
@@ -98,13 +129,75 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor, tuple[Sequence[Tensor], Sequence[Tensor]]]:
     """(L, heads, width) what is found, (heads, L) log-sum-exps, and what each call leaves for the backward pass."""
-    own, n = segments.each, segments.prompt_tokens
-    out, lse, random = _flash_forward(q, k, v, own, own, True, scale)
+    n = segments.prompt_tokens
+    out, lse, random = _own(q, k, v, segments.runs, scale)
     if not n or n == len(q):
         return out, lse, (random, ())
-    seen, seen_lse, further = _flash_forward(q[n:], k[:n], v[:n], segments.groups, segments.prompts, False, scale)
+    seen, seen_lse, further = flash_forward(q[n:], k[:n], v[:n], segments.groups, segments.prompts, False, scale)
     _merge(out[n:], lse[:, n:], seen, seen_lse)
     return out, lse, (random, further)
+
+
+def _own(q: Tensor, k: Tensor, v: Tensor, runs: Sequence[Run], scale: float) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    """Every segment to itself."""
+    if len(runs) == 1:
+        return _run(runs[0], q, k, v, scale)
+    out, lse = q.new_empty(q.shape), q.new_empty(q.shape[1], len(q), dtype=_wide(q))
+    left: list[Tensor] = []
+    for run in runs:
+        here = run.tokens
+        out[here], lse[:, here], random = _run(run, q[here], k[here], v[here], scale)
+        left += random
+    return out, lse, left
+
+
+def _run(run: Run, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    if run.long and dense.usable(q, k):
+        return dense.forward(q, k, v, scale)
+    return flash_forward(q, k, v, run.each, run.each, True, scale)
+
+
+def _own_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    random: Sequence[Tensor],
+    runs: Sequence[Run],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of every segment by itself."""
+    if len(runs) == 1:
+        return _run_backward(runs[0], grad, q, k, v, out, lse, random, scale)
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    for number, run in enumerate(runs):
+        here, mine = run.tokens, random[number * RANDOM : (number + 1) * RANDOM]
+        dq[here], dk[here], dv[here] = _run_backward(
+            run, grad[here], q[here], k[here], v[here], out[here], lse[:, here].contiguous(), mine, scale
+        )
+    return dq, dk, dv
+
+
+def _run_backward(
+    run: Run,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    random: Sequence[Tensor],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if run.long and dense.usable(q, k):
+        return dense.backward(grad, q, k, v, out, lse, random, scale)
+    return flash_backward(grad, q, k, v, out, lse, random, run.each, run.each, True, scale)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _merge(out: Tensor, lse: Tensor, seen: Tensor, seen_lse: Tensor) -> None:
@@ -132,11 +225,11 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients by q, k and v."""
-    (random, further), own, n = left, segments.each, segments.prompt_tokens
-    dq, dk, dv = _flash_backward(grad, q, k, v, out, lse, random, own, own, True, scale)
+    (random, further), n = left, segments.prompt_tokens
+    dq, dk, dv = _own_backward(grad, q, k, v, out, lse, random, segments.runs, scale)
     if further:
         rest = (grad[n:], q[n:], k[:n], v[:n], out[n:], lse[:, n:].contiguous(), further)
-        more_q, more_k, more_v = _flash_backward(*rest, segments.groups, segments.prompts, False, scale)
+        more_q, more_k, more_v = flash_backward(*rest, segments.groups, segments.prompts, False, scale)
         dq[n:] += more_q
         dk[:n] += more_k
         dv[:n] += more_v

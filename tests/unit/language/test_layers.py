@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu run
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
     monkeypatch.setattr(kernels, "PROGRAMS", 3)
-    monkeypatch.setattr(segments, "_flash_forward", plain_forward)
-    monkeypatch.setattr(segments, "_flash_backward", plain_backward)
+    monkeypatch.setattr(segments, "flash_forward", plain_forward)
+    monkeypatch.setattr(segments, "flash_backward", plain_backward)
 
 
 def by_the_module(model, rows, steps=7):

@@ -7,10 +7,10 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language.samples import Prompt, Sample
-from grpo.language.scoring import segments
+from grpo.language.scoring import dense, segments
 from grpo.language.scoring.packing import fill, pack
 from grpo.language.scoring.probe import make_scorer
-from grpo.language.scoring.segments import Segments, attend
+from grpo.language.scoring.segments import Segments, TokenRanges, attend
 from tests.unit.language.families import family
 from tests.unit.language.tiny import tiny_model
 
@@ -64,8 +64,8 @@ def plain_backward(grad, q, k, v, out, lse, random, at_q, at_k, causal, scale):
 
 @pytest.fixture
 def plain(monkeypatch):
-    monkeypatch.setattr(segments, "_flash_forward", plain_forward)
-    monkeypatch.setattr(segments, "_flash_backward", plain_backward)
+    monkeypatch.setattr(segments, "flash_forward", plain_forward)
+    monkeypatch.setattr(segments, "flash_backward", plain_backward)
 
 
 def samples():
@@ -82,10 +82,27 @@ def samples():
     return made
 
 
-def test_completions_see_themselves_and_their_prompt(plain):
+def in_one_piece(kernel):
+    """cuDNN's part, played by what plays the flash kernel's."""
+
+    def played(*given):
+        where = TokenRanges.of([len(given[0])], torch.device("cpu"))
+        return kernel(*given[:-1], where, where, True, given[-1])
+
+    return played
+
+
+@pytest.mark.parametrize("long", [dense.LONG, 3, 4])
+def test_completions_see_themselves_and_their_prompt(plain, monkeypatch, long):
     torch.manual_seed(0)
+    monkeypatch.setattr(dense, "LONG", long)
+    monkeypatch.setattr(dense, "usable", lambda q, k: True)
+    monkeypatch.setattr(dense, "rounded", lambda length: length + 2)
+    monkeypatch.setattr(dense, "_kernel", in_one_piece(plain_forward))
+    monkeypatch.setattr(dense, "_kernel_backward", in_one_piece(plain_backward))
     prompts, completions = [3, 1, 4], [[2, 3], [], [1, 4, 2]]
     where = Segments.of(prompts, completions, torch.device("cpu"))
+    assert [run.long for run in where.runs].count(True) == {3: 4, 4: 2}.get(long, 0)
     length, n = 20, 8
     q = torch.randn(length, 4, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(length, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -119,6 +136,11 @@ def test_log_probs_and_gradients_are_those_of_rows_by_themselves(plain, name, ch
         found.append((scores.logp_NT, scores.entropy_NT, *(p.grad for p in model.parameters())))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)  # the models' norms compute in float32
+
+
+def test_lengths_are_rounded_to_few():
+    found = {dense.rounded(length) for length in range(4096, 131_073)}
+    assert len(found) < 90 and all(length <= dense.rounded(length) <= 1.0625 * length for length in range(4096, 9000))
 
 
 def test_it_is_one_row_without_padding_and_every_prompt_once():
