@@ -1,8 +1,8 @@
 """Causal attention of one long range of tokens to itself by cuDNN's kernel: no ranges, but nearly twice as fast.
 
-cuDNN plans a kernel for every length, which takes a tenth of a second: lengths are rounded up, at most by a sixteenth.
-What is added comes last, where no other token looks; on the way back its log-sum-exps are so high that it weighs
-nothing.
+cuDNN plans a kernel for every length, which takes a tenth of a second: lengths are rounded up, at most by a sixteenth,
+but for those that are so long that copies would cost more. What is added comes last, where no other token looks; on the
+way back its log-sum-exps are so high that it weighs nothing.
 
 Letters: N tokens of the range, P with those that were added.
 """
@@ -18,6 +18,8 @@ from torch import Tensor
 
 LONG = 4096
 """Tokens of a range from which on this is faster than the kernel for all ranges at once."""
+EXACT = 32_768
+"""Tokens from which on lengths are left as they are."""
 OUT_OF_REACH = 1e30
 
 
@@ -28,6 +30,8 @@ def usable(q: Tensor, k: Tensor) -> bool:
 
 def rounded(length: int) -> int:
     """Up to sixteenths of a power of two."""
+    if length >= EXACT:
+        return length
     step = max(1 << max(length.bit_length() - 5, 0), 1)
     return -(-length // step) * step
 

@@ -105,15 +105,17 @@ class Layer:
         return qkv, out, lse, *own, *further
 
     def attention_backward(
-        self, grad: Tensor, kept: Sequence[Tensor], context: PassContext
+        self, grad: Tensor, kept: list[Tensor], context: PassContext
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Gradients by the projections, and by the norms of queries and keys."""
+        """Gradients by the projections, and by the norms of queries and keys; `kept` is used up."""
         qkv, out, lse, *left = kept
+        kept.clear()
         q, k, v = rope(qkv, self.heads, self.kv_heads, context.cos_LC, context.sin_LC, self.norms)
         ours = segments.RANDOM * len(context.segments.runs)
         grads = segments.backward(
             grad.view_as(out), q, k, v, out, lse, (left[:ours], left[ours:]), context.segments, self.scale
         )  # fmt: skip
+        del grad, q, k, v, out
         d_qkv, *d_norms = rope_backward(qkv, *grads, context.cos_LC, context.sin_LC, self.norms)
         return d_qkv, d_norms
 
@@ -219,7 +221,7 @@ def _keep(ctx: Any, x_LD: Tensor, middle_LD: Tensor, attended: Sequence[Tensor],
         ctx.save_for_backward(x_LD, middle_LD, *attended, *([] if both is None else [both]))
 
 
-def _recalled(ctx: Any) -> tuple[Tensor, Tensor, Sequence[Tensor], Tensor | None]:
+def _recalled(ctx: Any) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None]:
     """What the layer read, what lies between its halves, what attention gave, gate and up: kept, or computed again."""
     layer, context, saved = ctx.layer, ctx.context, list(ctx.saved_tensors)
     if context.keep in ("everything", "attention"):
@@ -231,7 +233,7 @@ def _recalled(ctx: Any) -> tuple[Tensor, Tensor, Sequence[Tensor], Tensor | None
         attended = [layer.qkv(layer.normed(x_LD, layer.before)), *found, *saved]
     else:
         x_LD = saved[0] if context.host is None else context.host.take(layer.number)[0]
-        attended = layer.attention(x_LD, context)
+        attended = list(layer.attention(x_LD, context))
     return x_LD, layer.out.onto(x_LD, attended[1].flatten(1)), attended, None
 
 

@@ -139,8 +139,9 @@ def test_log_probs_and_gradients_are_those_of_rows_by_themselves(plain, name, ch
 
 
 def test_lengths_are_rounded_to_few():
-    found = {dense.rounded(length) for length in range(4096, 131_073)}
-    assert len(found) < 90 and all(length <= dense.rounded(length) <= 1.0625 * length for length in range(4096, 9000))
+    lengths = range(dense.LONG, dense.EXACT)
+    assert len({dense.rounded(length) for length in lengths}) < 50 and dense.rounded(40_001) == 40_001
+    assert all(length <= dense.rounded(length) <= 1.0625 * length for length in lengths)
 
 
 def test_it_is_one_row_without_padding_and_every_prompt_once():
