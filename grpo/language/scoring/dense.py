@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.language.scoring.flash import TokenRanges, flash_backward, flash_forward
+
 LONG = 4096
 """Tokens of a range from which on this is faster than the kernel for all ranges at once."""
 EXACT = 32_768
@@ -97,15 +99,13 @@ def _kernel_backward(
 @functools.cache
 def _agrees(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, width: int) -> bool:
     """Forward and back beside the kernel for ranges, of a length that is rounded up."""
-    from grpo.language.scoring import segments
-
     drawn = torch.Generator(device).manual_seed(0)
     shapes = (heads, kv_heads, kv_heads, heads)
     q, k, v, grad = (torch.randn(130, n, width, generator=drawn, device=device).to(dtype) for n in shapes)
-    where, scale = segments.TokenRanges.of([len(q)], device), width**-0.5
+    where, scale = TokenRanges.of([len(q)], device), width**-0.5
     try:
-        out, lse, random = segments.flash_forward(q, k, v, where, where, True, scale)
-        expected = out, lse, *segments.flash_backward(grad, q, k, v, out, lse, random, where, where, True, scale)
+        out, lse, random = flash_forward(q, k, v, where, where, True, scale)
+        expected = out, lse, *flash_backward(grad, q, k, v, out, lse, random, where, where, True, scale)
         out, lse, random = forward(q, k, v, scale)
         found = out, lse, *backward(grad, q, k, v, out, lse, random, scale)
     except torch.OutOfMemoryError:

@@ -8,9 +8,10 @@ import torch
 from grpo.config import ConfigError
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring import dense, segments
+from grpo.language.scoring.flash import TokenRanges
 from grpo.language.scoring.packing import fill, pack
 from grpo.language.scoring.probe import make_scorer
-from grpo.language.scoring.segments import Segments, TokenRanges, attend
+from grpo.language.scoring.segments import Segments, attend
 from tests.unit.language.families import family
 from tests.unit.language.tiny import tiny_model
 
