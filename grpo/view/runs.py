@@ -329,7 +329,8 @@ class Run:
                 "metric": None,
                 "step": summary["step"],
                 "message": f"the run ended before it was done{why}",
-                "remedy": f"grpo train --resume {self.path} goes on from its last checkpoint",
+                "remedy": f"grpo train --resume {self.path} goes on from its last checkpoint, with --trust if it "
+                "names code of yours (rewards, an environment)",
             }
         silent = time.time() - (summary["updated"] or time.time())
         if summary["state"] == "running" and rate is not None and silent > max(60.0, 10 * rate):

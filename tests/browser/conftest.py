@@ -50,10 +50,10 @@ def plain() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory) -> Path:
-    """Where screenshots go."""
+def pictures() -> Path | None:
+    """Where screenshots go, if anybody wants them."""
     wanted = os.environ.get("GRPO_PICTURES")
-    return Path(wanted) if wanted else tmp_path_factory.mktemp("pictures")
+    return Path(wanted) if wanted else None
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,10 @@ from grpo.run.loop import run
 from tests.faults import envs
 from tests.faults.tiny import fingerprint
 
-SMALL = {"group_size": 4, "groups_per_step": 2, "num_iterations": 2, "hidden": (16,), "seed": 5, "video": False}
+SMALL = {"group_size": 4, "groups_per_step": 2, "num_iterations": 2, "hidden": (16,), "seed": 5}
+SMALL |= {"video": False, "films": False}
 CASES = {
-    "start, linear, scaled": {"scale_observations": True},
+    "start, linear, scaled, films": {"scale_observations": True, "films": True},
     "windows of a stream": {"group_by": "steps", "advantage": "step", "group_size": 30, "scale_observations": True},
     "windows, serial": {"group_by": "steps", "advantage": "leave_one_out", "group_size": 30, "vector": "serial"},
     "windows, Gaussian": {"env": "Pendulum-v1", "group_by": "steps", "advantage": "step", "group_size": 30},
@@ -48,7 +49,8 @@ class Cut(Exception):
 
 def train(path, settings, steps=4, cut_at=None, evaluate_every=None):
     """Start a run, or go on with the one that is there; `cut_at`: a crash as this step begins."""
-    made = {name: value for name, value in (SMALL | settings).items() if name != "hidden" or "actor" not in settings}
+    left_out = {"hidden"} if "actor" in settings else {"films"} if settings.get("group_by") == "steps" else set()
+    made = {name: value for name, value in (SMALL | settings).items() if name not in left_out}
     trainer = GRPOTrainer(**{"env": "CartPole-v1"} | made)
 
     def at(point):

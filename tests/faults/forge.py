@@ -51,6 +51,7 @@ class Forge:
 def child(job: dict[str, Any]) -> int:
     """One run, hurt as asked."""
     from grpo.run.lock import Busy
+    from grpo.run.signals import StopSignals
     from tests.faults.tiny import train
 
     seen: Counter[str] = Counter()
@@ -66,8 +67,15 @@ def child(job: dict[str, Any]) -> int:
         for name, nth, number in job.get("hurt", []):
             if (name, nth) == (point, seen[point]):
                 os.kill(os.getpid(), number)
+                noted()
         if job.get("second") and (point, seen[point]) == ("step", 2):
             os._exit(77 if refused(path) else 78)
+
+    def noted() -> None:
+        """Wait until the run has heard it: a system delivers two signals of a kind that come together as one."""
+        listener, until = getattr(signal.getsignal(signal.SIGINT), "__self__", None), time.monotonic() + 10
+        while isinstance(listener, StopSignals) and listener.reason is None and time.monotonic() < until:
+            time.sleep(0.001)
 
     def refused(path: Path) -> bool:
         """Whether another process is kept out, told whom to ask, and changes nothing."""

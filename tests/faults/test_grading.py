@@ -138,7 +138,7 @@ def test_the_time_limit_says_nothing_where_it_ends_a_generator(capsys, monkeypat
             for _ in range(100_000):
                 len("")
 
-    with pytest.raises(algebra.OutOfTime), algebra.at_most(0.001):
+    with pytest.raises(algebra.OutOfTime), algebra.cpu_limit(0.001):
         next(numbers())
         while True:
             len("")
@@ -154,7 +154,7 @@ def test_the_time_limit_outlives_whoever_catches_it():
             except BaseException:
                 continue
 
-    with pytest.raises(algebra.OutOfTime), algebra.at_most(0.01):
+    with pytest.raises(algebra.OutOfTime), algebra.cpu_limit(0.01):
         stubborn()
         while True:
             len("")

@@ -23,6 +23,7 @@ import pytest
 from grpo.view.files import Tail, lines, npz_rows, parse_line
 from grpo.view.library import Library
 from grpo.view.server import make_app
+from tests.faults.tiny import train
 from tests.unit.view.asking import LOCAL, ask
 from tests.unit.view.folders import add_samples, end, make_run, try_row, two_groups
 
@@ -243,12 +244,13 @@ def test_every_file_cut_anywhere_is_survived(root, app):
     assert all(ask(app, url).status == 200 for url in KNOWN)
 
 
-def test_every_file_with_flipped_bytes_is_survived(root, app):
+@pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_every_file_with_flipped_bytes_is_survived(root, app, times):
     random.seed(1)
     files = [path for path in (root / "run").rglob("*") if path.is_file() and path.name != "lock"]
     for path in files:
         whole = path.read_bytes()
-        for _ in range(6):
+        for _ in range(times):
             broken = bytearray(whole)
             for _ in range(1 + len(whole) // 50):
                 broken[random.randrange(len(whole))] = random.randrange(256)
@@ -275,7 +277,8 @@ def test_a_cut_line_of_samples_is_passed_over(root, app):
     assert [group["size"] for group in found["groups"]] == [2, 1] and "damaged" in found["notes"][0]
 
 
-def test_rows_that_hold_nonsense_are_survived(root):
+@pytest.mark.parametrize("times", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_rows_that_hold_nonsense_are_survived(root, times):
     nonsense = [None, True, "x", -1, 10**400, 1e308, float("nan"), float("inf"), [], {}, [[[]]], {"a": {"b": None}}]
     names = (
         "row",
@@ -304,7 +307,7 @@ def test_rows_that_hold_nonsense_are_survived(root):
     path = root / "run" / "samples" / "step-00000005.jsonl"
     good = [json.loads(line) for line in path.read_text().splitlines()]
     app = make_app(Library(root))
-    for _ in range(60):
+    for _ in range(times):
         rows = [row | {name: random.choice(nonsense) for name in random.sample(names, 4)} for row in good]
         rows[0]["group"] = 0
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -313,12 +316,13 @@ def test_rows_that_hold_nonsense_are_survived(root):
             assert well_behaved(answer), (rows, url, answer.body[:300])
 
 
-def test_settings_status_and_metrics_that_hold_nonsense_are_survived(root):
+@pytest.mark.parametrize("times", [15, pytest.param(40, marks=pytest.mark.slow)])
+def test_settings_status_and_metrics_that_hold_nonsense_are_survived(root, times):
     nonsense = [None, True, "x", -1, 10**400, float("nan"), float("-inf"), [], {}, [1, "a"], {"resolved": []}]
     random.seed(3)
     app, run = make_app(Library(root)), root / "run"
     kept = {name: json.loads((run / name).read_text()) for name in ("run.json", "config.json", "status.json")}
-    for _ in range(40):
+    for _ in range(times):
         for name, good in kept.items():
             bad = good | {key: random.choice(nonsense) for key in random.sample(sorted(good), min(2, len(good)))}
             if name == "status.json" and isinstance(bad["recipe"], dict):
@@ -367,7 +371,8 @@ def test_hostile_text_comes_through_as_it_is(root):
 # --- any question ----------------------------------------------------------------------------------------------------
 
 
-def test_questions_at_random_never_break_it(root, app):
+@pytest.mark.parametrize("times", [1000, pytest.param(3000, marks=pytest.mark.slow)])
+def test_questions_at_random_never_break_it(root, app, times):
     """A fuzz over the routes: parts of paths and parameters, right and wrong, huge and strange."""
     random.seed(4)
     odd = [
@@ -443,7 +448,7 @@ def test_questions_at_random_never_break_it(root, app):
         "/api/docs",
         "/api/runs",
     ]
-    for _ in range(3000):
+    for _ in range(times):
         shape = random.choice(shapes)
         parts = [random.choice([*odd, "run", "run", "5", "0"]) for _ in range(shape.count("{}"))]
         parts[: min(3, len(parts))] = [
@@ -641,27 +646,29 @@ def test_a_run_in_training_is_neither_blocked_nor_changed_by_looking(tmp_path):
     program = """
 import pathlib, sys
 from tests.faults.tiny import train
-train(pathlib.Path(sys.argv[1]), 40)
+train(pathlib.Path(sys.argv[1]), 20)
 """
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     files = {}
     for name in ("alone", "watched"):
         (tmp_path / name).mkdir()
+    train(tmp_path / "alone" / "run", 20)
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "watched/run")], cwd=root, env=environment
+    )
+    app, states = make_app(Library(tmp_path / "watched")), set()
+    while process.poll() is None:
+        for line in ask(app, "/api/runs").json["runs"]:
+            states.add(line["state"])
+            for url in ("/api/runs/run", "/api/runs/run/metrics", "/api/runs/run/groups"):
+                assert ask(app, url).status == 200
+        time.sleep(0.02)
+    assert process.wait(300) == 0
+    for name in ("alone", "watched"):
         path = tmp_path / name / "run"
-        process = subprocess.Popen([sys.executable, "-c", program, str(path)], cwd=root, env=environment)
-        app = make_app(Library(tmp_path / name))
-        states = set()
-        while process.poll() is None and name == "watched":
-            for line in ask(app, "/api/runs").json["runs"]:
-                states.add(line["state"])
-                for url in ("/api/runs/run", "/api/runs/run/metrics", "/api/runs/run/groups"):
-                    assert ask(app, url).status == 200
-            time.sleep(0.02)
-        assert process.wait(300) == 0
-        rows = [(path / "metrics.jsonl").read_bytes(), *(p.read_bytes() for p in sorted(path.glob("samples/*.jsonl")))]
-        files[name] = rows
-    assert files["alone"] == files["watched"]
+        files[name] = [p.read_bytes() for p in (path / "metrics.jsonl", *sorted(path.glob("samples/*.jsonl")))]
+    assert files["alone"] == files["watched"] and "running" in states
     assert states <= {"running", "finished"} and ask(app, "/api/runs").json["runs"][0]["state"] == "finished"
 
 

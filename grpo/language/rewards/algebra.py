@@ -53,7 +53,7 @@ def equal(answer: str, reference: str) -> bool:
         ) from None
     _learn_grammar()
     try:
-        with at_most(PATIENCE):
+        with cpu_limit(PATIENCE):
             trees = [_read(text) for text in (reference, answer)]
             for tree in (tree for found in trees for tree in found):
                 _check_size(tree)
@@ -260,7 +260,7 @@ class _Quiet:
 
 
 @contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
+def cpu_limit(seconds: float) -> Iterator[None]:
     """Raises OutOfTime once this thread has used so much CPU by a look at every twentieth call."""
     if not isinstance(sys.unraisablehook, _Quiet):
         sys.unraisablehook = _Quiet(sys.unraisablehook)
