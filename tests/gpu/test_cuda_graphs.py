@@ -234,6 +234,35 @@ def test_the_host_waits_for_chunks_and_results_only():
     assert waits
 
 
+def test_rows_that_wait_for_blocks_and_memory_that_grows_change_nothing():
+    """In float32, up to a sample that turns on the last bit of a sum."""
+    model, asked = tiny_model(max_position_embeddings=4096).cuda(), prompts(6, 60)
+    eos, sampling = Tokens(None, frozenset({7}), 0), Sampling(max_new_tokens=2000)
+    grows, waits = InlineEngine(model, eos), InlineEngine(model, eos, blocks=160)
+    expected = grows.generate(asked, 4, sampling, range(24))
+    assert max(len(c.ids) for c in expected) > 100
+    mine = waits.generate(asked, 4, sampling, range(24))
+    assert waits.metrics()["engine/preemptions"] > 0 and grows.metrics()["engine/preemptions"] == 0
+    assert sum(a != b for a, b in zip(ids_of(mine), ids_of(expected), strict=True)) <= 1
+    assert waits._runner.blocks.num_free == waits._runner.blocks.count == 160
+
+
+def test_drafts_change_nothing_that_is_sampled(smollm):
+    asked, sampling = prompts(12, smollm.config.vocab_size, 8, 120), Sampling(max_new_tokens=48, top_p=0.95)
+    eos = Tokens(None, frozenset(range(100, 1100)), 0)
+    engine = InlineEngine(smollm, eos)
+    expected = ids_of(engine.generate(asked, 4, sampling, range(48)))
+    wrong = {row: [*ids[: row // 2], 5, 5, 5] for row, ids in enumerate(expected)}
+    for drafts in (dict(enumerate(expected)), wrong):
+        engine.expect(drafts)
+        made = engine.generate(asked, 4, sampling, range(48))
+        assert sum(a != b for a, b in zip(ids_of(made), expected, strict=True)) <= 1
+        for row in (0, 17, 40):
+            exact = scored(smollm, asked[row // 4], made[row].ids)
+            torch.testing.assert_close(made[row].logp, exact, atol=2e-3, rtol=1e-3)
+        assert (engine.metrics()["engine/draft_accepted"] > 0.97) == (drafts is not wrong)
+
+
 def test_a_model_that_cannot_be_captured_is_sampled_by_the_loop():
     model = family("phi3").cuda().eval()
 
