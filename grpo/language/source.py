@@ -144,7 +144,7 @@ class LanguageSource:
             self.engine.expect(self.speculation.drafts(seeds))
         samples, judged = self.judged(starts, config.group_size, config.sampling, TRAINING, moment, seeds)
         if self.speculation is not None and seeds is not None:
-            self.speculation.keep(request.step, seeds, samples)
+            self.speculation.keep(seeds, samples)
         if request.attempt:
             samples = [replace(sample, attempt=request.attempt) for sample in samples]
         rollouts = self._rollouts(samples, judged, config.group_size, moment)

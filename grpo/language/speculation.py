@@ -38,28 +38,33 @@ class Speculation:
         self._drafts: dict[int, np.ndarray[Any, Any]] = {}
         """What was drawn with a seed, oldest first."""
         self._tokens = 0
+        self._wanted: set[int] = set()
+        """Seeds of this step that will be used again."""
 
     def seeds(self, step: int, prompts: Sequence[Prompt], count: int) -> list[int]:
         """For `count` completions of each of a step's prompts."""
         met: Counter[tuple[int, int]] = Counter()
         found = []
+        self._wanted = set()
         for place, prompt in enumerate(prompts, step * self._size):
-            one = prompt.row, place // self._epoch // (1 + self._again)
+            passes, visit = divmod(place // self._epoch, 1 + self._again)
+            one = prompt.row, passes
             # A prompt that comes twice in a step is not to be answered twice in the same words.
             found += [mixed(self._seed, STREAM, *one, met[one], member) for member in range(count)]
             met[one] += 1
+            if visit < self._again:
+                self._wanted |= {*found[-count:]}
         return found
 
     def drafts(self, seeds: Sequence[int]) -> Mapping[int, Sequence[int]]:
         """What is remembered of these."""
         return {seed: self._drafts[seed].tolist() for seed in seeds if seed in self._drafts}
 
-    def keep(self, step: int, seeds: Sequence[int], samples: Sequence[Sample]) -> None:
-        """Remember what was drawn, for as long as it will be drawn again."""
-        group = len(samples) // self._size
-        for number, (seed, sample) in enumerate(zip(seeds, samples, strict=True)):
+    def keep(self, seeds: Sequence[int], samples: Sequence[Sample]) -> None:
+        """Remember what was drawn in this step with numbers that will be drawn with again."""
+        for seed, sample in zip(seeds, samples, strict=True):
             self._forget(seed)
-            if (step * self._size + number // group) // self._epoch % (1 + self._again) < self._again:
+            if seed in self._wanted:
                 self._remember(seed, sample.ids.numpy().astype(np.int32))
 
     def _remember(self, seed: int, ids: np.ndarray[Any, Any]) -> None:

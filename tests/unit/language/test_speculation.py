@@ -118,16 +118,16 @@ def test_drafts_are_forgotten_when_they_are_of_no_use_or_too_many():
     kept = Speculation(1, 0, Known(2), 2, most=7)
     some = prompts(0, 1)
     seeds = kept.seeds(0, some, 1)
-    kept.keep(0, seeds, [sampled(some[0], [1, 2, 3]), sampled(some[1], [4, 5])])
+    kept.keep(seeds, [sampled(some[0], [1, 2, 3]), sampled(some[1], [4, 5])])
     assert kept.drafts([*seeds, 7]) == {seeds[0]: [1, 2, 3], seeds[1]: [4, 5]}
     other = Speculation(1, 0, Known(2), 2)
     other.load_state(kept.state())
     assert other.drafts(seeds) == kept.drafts(seeds)
     other.load_state({})
     assert other.drafts(seeds) == {}
-    kept.keep(0, seeds[1:] * 2, [sampled(some[1], [6] * 5)] * 2)
+    kept.keep(seeds[1:] * 2, [sampled(some[1], [6] * 5)] * 2)
     assert kept.drafts(seeds) == {seeds[1]: [6] * 5}, "the oldest goes first"
-    kept.keep(1, kept.seeds(1, some, 1), [sampled(some[0], [1]), sampled(some[1], [1])])
+    kept.keep(kept.seeds(1, some, 1), [sampled(some[0], [1]), sampled(some[1], [1])])
     assert kept.drafts(seeds) == {}, "the numbers will not be used again"
 
 

@@ -206,14 +206,17 @@ class ModelRunner:
         count = min(max(2 * blocks.count, blocks.count + lacking), self._affordable(decoder, need))
         if count < blocks.count + lacking:
             return False
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.synchronize(self.device)  # a graph may be at work
         self._drop()
         try:
             blocks.grow(count)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
             return False
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # what the smaller ones have left is of no size that is asked for again
+        finally:
+            if cuda:
+                torch.cuda.empty_cache()  # what the smaller ones have left is of no size that is asked for again
         self.counts.allocations += 1
         return True
 
