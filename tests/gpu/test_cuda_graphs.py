@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -234,33 +235,35 @@ def test_the_host_waits_for_chunks_and_results_only():
     assert waits
 
 
-def test_rows_that_wait_for_blocks_and_memory_that_grows_change_nothing():
+def test_rows_that_wait_for_blocks_and_memory_that_grows_change_nothing(monkeypatch):
     """In float32, up to a sample that turns on the last bit of a sum."""
-    model, asked = tiny_model(max_position_embeddings=4096).cuda(), prompts(6, 60)
-    eos, sampling = Tokens(None, frozenset({7}), 0), Sampling(max_new_tokens=2000)
-    grows, waits = InlineEngine(model, eos), InlineEngine(model, eos, blocks=160)
-    expected = grows.generate(asked, 4, sampling, range(24))
-    assert max(len(c.ids) for c in expected) > 100
-    mine = waits.generate(asked, 4, sampling, range(24))
+    monkeypatch.setattr("grpo.language.engines.cuda_graphs.scheduler.START", 8)
+    model, asked = tiny_model(max_position_embeddings=2048).cuda(), prompts(6, 60)
+    sampling = Sampling(max_new_tokens=700)
+    grows, waits = InlineEngine(model, NEVER), InlineEngine(model, NEVER, blocks=160)  # a third of what all rows need
+    expected, mine = (engine.generate(asked, 4, sampling, range(24)) for engine in (grows, waits))
     assert waits.metrics()["engine/preemptions"] > 0 and grows.metrics()["engine/preemptions"] == 0
     assert sum(a != b for a, b in zip(ids_of(mine), ids_of(expected), strict=True)) <= 1
     assert waits._runner.blocks.num_free == waits._runner.blocks.count == 160
+    assert grows._runner.counts.allocations > 1
 
 
-def test_drafts_change_nothing_that_is_sampled(smollm):
-    asked, sampling = prompts(12, smollm.config.vocab_size, 8, 120), Sampling(max_new_tokens=48, top_p=0.95)
-    eos = Tokens(None, frozenset(range(100, 1100)), 0)
-    engine = InlineEngine(smollm, eos)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_p=0.95)], ids=["", "cut"])
+def test_drafts_change_nothing_that_is_sampled(sampling):
+    model, asked, sampling = tiny_model().cuda(), prompts(12, 60), replace(sampling, max_new_tokens=48)
+    engine = InlineEngine(model, Tokens(None, frozenset({20, 21}), 0))
     expected = ids_of(engine.generate(asked, 4, sampling, range(48)))
     wrong = {row: [*ids[: row // 2], 5, 5, 5] for row, ids in enumerate(expected)}
     for drafts in (dict(enumerate(expected)), wrong):
         engine.expect(drafts)
         made = engine.generate(asked, 4, sampling, range(48))
         assert sum(a != b for a, b in zip(ids_of(made), expected, strict=True)) <= 1
-        for row in (0, 17, 40):
-            exact = scored(smollm, asked[row // 4], made[row].ids)
-            torch.testing.assert_close(made[row].logp, exact, atol=2e-3, rtol=1e-3)
-        assert (engine.metrics()["engine/draft_accepted"] > 0.97) == (drafts is not wrong)
+        if sampling.temperature == 1.0:
+            for row in (0, 17, 40):
+                exact = scored(model, asked[row // 4], made[row].ids)
+                torch.testing.assert_close(made[row].logp, exact, atol=2e-3, rtol=1e-3)
+        accepted = engine.metrics()["engine/draft_accepted"]
+        assert accepted > 0.97 if drafts is not wrong else 0.3 < accepted < 0.97
 
 
 def test_a_model_that_cannot_be_captured_is_sampled_by_the_loop():

@@ -181,7 +181,9 @@ def _attend(
         oldest = tl.maximum(position - window + 1, 0)
         first = tl.maximum(first, tl.where(oldest < prompt, oldest, base + oldest - prompt) // TILE * TILE)
     tiles = (new - first + TILE - 1) // TILE
-    each = (tiles + splits - 1) // splits * TILE
+    each = tiles * TILE
+    if DIVIDED:
+        each = (tiles + splits - 1) // splits * TILE
     start_at = first + split * each
     stop_at = tl.minimum(start_at + each, new)
     for start in tl.range(start_at, stop_at, TILE):
