@@ -22,6 +22,25 @@ Every row is one published variant, written as a choice on each axis of the algo
 `grpo/recipes.py` by `docs/make_pages.py`; `grpo presets --recipes` prints the same rows.
 
 {table}
+## A teacher
+
+A teacher says of every decision how likely it would have been to it: a denser signal than a reward at the end. It is a
+column of every recipe (`--recipe dapo --teacher-coef 0.5`), or stands alone, without any reward (`opd`, `iw_opd`,
+`gkd`, `opsd`, `sdpo`). With τ the teacher, π the student, β = `teacher_mix`:
+
+| `teacher_in` | `teacher_kl` | what is minimised |
+|---|---|---|
+| `advantage` | `reverse` | a policy gradient on KL(π‖τ): log τ − log π_old of each decision is added to its advantage |
+| `loss` | `reverse` | KL(π‖τ), in which the student leaves what the teacher would not do |
+| `loss` | `forward` | KL(τ‖π), in which it takes up everything the teacher might do |
+| `loss` | `js` | β·KL(τ‖m) + (1−β)·KL(π‖m), m = β·τ + (1−β)·π |
+
+`teacher_over=sampled` looks at the sampled decision alone: value and expected gradient are right, the noise is larger.
+`top_k` looks at the teacher's `teacher_top_k` likeliest choices and all others as one, exactly; as many as there are
+choices is the whole distribution. A student that equals its teacher has loss 0 and no gradient in all of them. Numbers
+and gradients are those of TRL's, verl's and prime-rl's own functions (`tests/golden`). In Python every trainer takes
+`teacher=`, any policy that can `score`; models as teachers: [Language models](language.md#teachers).
+
 ## Which tries learn
 
 Beside every recipe: `--generate 64 --select 16` (`group_size=64, select=16`) samples 64 tries from each start and

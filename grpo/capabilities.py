@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from grpo.core.arrays import Array
 from grpo.protocols import Phase
-from grpo.rollouts import Rollouts
+from grpo.rollouts import Rollouts, Taught
 
 # --- of a source: what a person sees of it ----------------------------------------------------------------------------
 
@@ -285,6 +285,20 @@ class SavesModel(Protocol):
 
 
 # --- of a policy, of a user's policy model, and of the parts of a room ------------------------------------------------
+
+
+@runtime_checkable
+class Teaches(Protocol):
+    """Says how likely recorded decisions would have been to it, and perhaps which others: see `grpo.rollouts.Taught`.
+
+    >>> class Expert:
+    ...     def teach(self, rows):
+    ...         return Taught(logp_NT=rows.old_logp_NT * 0 - 0.1)
+    >>> isinstance(Expert(), Teaches)
+    True
+    """
+
+    def teach(self, rows: Rollouts) -> Taught: ...
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from grpo.core import advantages as adv
-from grpo.core import gates, kl, ratios, reductions
+from grpo.core import gates, kl, ratios, reductions, teachers
 from grpo.core.arrays import (
     Array,
     astype,
@@ -27,7 +27,10 @@ from grpo.core.arrays import (
 )
 from grpo.core.reductions import Denominators
 from grpo.recipes import Recipe
-from grpo.rollouts import Rollouts, Scores, Status, alone, row_index
+from grpo.rollouts import Rollouts, Scores, Status, Taught, alone, row_index
+
+_ROWS = ("_N", "_NT", "_NTK")
+"""How names of arrays with an entry a row end."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,10 @@ class Experience:
     """False where clip-cov cut the gradient."""
     penalised_NT: Array | None = None
     """True where kl-cov charges its penalty."""
+    teacher_logp_NT: Array | None = None
+    """The teacher's, NaN where it has no opinion."""
+    teacher_choice_logp_NTK: Array | None = None
+    """The teacher's of the choices that it named."""
 
     @staticmethod
     def build(
@@ -94,7 +101,7 @@ class Experience:
             return self
         index = row_index(rows, self.mask_NT)
         own = {name: value for name, value in vars(self).items() if value is not None}
-        arrays = {name: value for name, value in own.items() if name.endswith(("_NT", "_N"))}
+        arrays = {name: value for name, value in own.items() if name.endswith(_ROWS)}
         return replace(
             self, rollouts=self.rollouts.select(rows), **{name: value[index] for name, value in arrays.items()}
         )
@@ -106,9 +113,33 @@ class Experience:
             return self
         return replace(part, denominators=count(part.mask_NT, recipe, part.selected_NT, part.present_N))
 
+    def taught(self, lesson: Taught, recipe: Recipe) -> Experience:
+        """The same with what a teacher says, as a part of the advantages or as a term to come."""
+        expect_shape(tuple(self.mask_NT.shape), teacher_logp_NT=lesson.logp_NT)
+        logp_NT = astype(lesson.logp_NT, wide(self.rollouts.old_logp_NT))
+        known_NT = self.mask_NT & ~namespace(logp_NT).isnan(logp_NT)
+        expect_finite(where=known_NT, teacher_logp_NT=logp_NT)
+        advantage_NT = recipe.outcome_coef * self.advantage_NT
+        if recipe.teacher_in == "advantage":
+            gain_NT = teachers.advantage(
+                self.rollouts.old_logp_NT,
+                masked(logp_NT, known_NT),
+                known_NT,
+                recipe.teacher_gamma,
+                recipe.teacher_drift,
+            )
+            advantage_NT = advantage_NT + recipe.teacher_coef * astype(gain_NT, advantage_NT)
+        return replace(
+            self,
+            rollouts=self.rollouts if lesson.choice_NTK is None else self.rollouts.but(choice_NTK=lesson.choice_NTK),
+            advantage_NT=advantage_NT,
+            teacher_logp_NT=logp_NT,
+            teacher_choice_logp_NTK=lesson.choice_logp_NTK,
+        )
+
     def decisions(self) -> Experience:
         """The same with each decision as a row of its own (T = 1), whichever trajectory made it."""
-        own = {name: value for name, value in vars(self).items() if value is not None and name.endswith(("_NT", "_N"))}
+        own = {name: value for name, value in vars(self).items() if value is not None and name.endswith(_ROWS)}
         made_NT = self.rollouts.mask_NT
         return replace(
             self,
@@ -272,7 +303,7 @@ def reward_size(rollouts: Rollouts, recipe: Recipe) -> Array | None:
 
 def left_alone(rollouts: Rollouts, recipe: Recipe, weight_N: Array) -> Array:
     """Rows that are dropped with their group: tries failed, and fewer than two are left to be compared."""
-    if recipe.baseline in ("given", "none"):
+    if recipe.baseline in ("given", "none") or not recipe.outcome_coef:
         return weight_N != weight_N
     return gates.left_alone(weight_N, rollouts.group_N)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from grpo.core import diagnostics, gates, kl, ratios, reductions
+from grpo.core import diagnostics, gates, kl, ratios, reductions, teachers
 from grpo.core.arrays import (
     EXP_LIMIT,
     Array,
@@ -38,6 +38,8 @@ class Terms(NamedTuple):
     entropy: Array | None
     """Mean over decisions, where the policy gives it or a bonus is asked for."""
     metrics: dict[str, Array]
+    teacher_kl: Array | None = None
+    """Mean over decisions of the divergence to the teacher; None where there is none."""
 
 
 class Parts(NamedTuple):
@@ -72,7 +74,10 @@ def objective(scores: Scores, batch: Experience, recipe: Recipe) -> Terms:
     if d.entropy is not None:
         entropy_mean = reductions.token_mean(stop_gradient(d.entropy), d.mask, over)
         loss = loss - recipe.entropy_coef * _entropy_bonus(d, over, recipe) if recipe.entropy_coef else loss
-    return Terms(loss, policy_loss, kl_mean, entropy_mean, _metrics(stop_gradient(ratio_NT), d, over, recipe))
+    if d.teacher is not None:
+        loss = loss + recipe.teacher_coef * _reduced(_weighted(d.teacher, d), d, over, recipe)
+    metrics = _metrics(stop_gradient(ratio_NT), d, over, recipe)
+    return Terms(loss, policy_loss, kl_mean, entropy_mean, metrics, _teacher_kl(batch, d, over))
 
 
 def per_decision(scores: Scores, batch: Experience, recipe: Recipe) -> dict[str, Array]:
@@ -113,10 +118,11 @@ def _decisions(scores: Scores, batch: Experience, recipe: Recipe) -> Decisions:
     if recipe.off_policy_threshold is not None:
         sampled_NT = rollouts.old_logp_NT if rollouts.sampled_logp_NT is None else rollouts.sampled_logp_NT
         kept_NT = gates.on_policy_enough(logp_NT, sampled_NT, advantage_NT, mask_NT, recipe.off_policy_threshold)
+    log_ratio_NT = ratios.log_ratio(logp_NT, batch.old_logp_NT, mask_NT, recipe.log_ratio_low, recipe.log_ratio_high)
     return Decisions(
         mask=mask_NT,
         logp=logp_NT,
-        log_ratio=ratios.log_ratio(logp_NT, batch.old_logp_NT, mask_NT, recipe.log_ratio_low, recipe.log_ratio_high),
+        log_ratio=log_ratio_NT,
         advantage=advantage_NT,
         kl=_kl(logp_NT, scores, batch, recipe),
         entropy=entropy_NT,
@@ -124,7 +130,42 @@ def _decisions(scores: Scores, batch: Experience, recipe: Recipe) -> Decisions:
         mismatch=batch.mismatch_NT,
         kept=kept_NT,
         selected=batch.selected_NT,
+        teacher=_teacher(logp_NT, log_ratio_NT, scores, batch, recipe),
     )
+
+
+def _teacher(logp_NT: Array, log_ratio_NT: Array, scores: Scores, batch: Experience, recipe: Recipe) -> Array | None:
+    """Divergence of each decision to the teacher, where the loss has that term and the teacher an opinion."""
+    if not recipe.teacher_coef or recipe.teacher_in != "loss" or batch.teacher_logp_NT is None:
+        return None
+    known_NT = _known(batch)
+    if recipe.teacher_over == "sampled":
+        teacher_NT = masked(batch.teacher_logp_NT, known_NT)
+        found_NT = teachers.sampled(logp_NT, teacher_NT, recipe.teacher_kl, recipe.teacher_mix)
+    elif scores.choice_logp_NTK is None or batch.teacher_choice_logp_NTK is None:
+        raise ValueError("teacher_over=top_k needs choice_logp_NTK of policy and teacher; use teacher_over=sampled")
+    else:
+        given = (scores.choice_logp_NTK, astype(batch.teacher_choice_logp_NTK, scores.choice_logp_NTK))
+        mine_NTK, theirs_NTK = (teachers.with_tail(masked(x, known_NT[:, :, None])) for x in given)
+        found_NT = teachers.divergence(mine_NTK, theirs_NTK, recipe.teacher_kl, recipe.teacher_mix)
+    if recipe.teacher_clip is not None:
+        found_NT = found_NT * clip(ratios.token_ratio(stop_gradient(log_ratio_NT)), None, recipe.teacher_clip)
+    return masked(found_NT, known_NT)
+
+
+def _known(batch: Experience) -> Array:
+    """Decisions that the teacher has an opinion on."""
+    return batch.mask_NT & ~namespace(batch.teacher_logp_NT).isnan(batch.teacher_logp_NT)
+
+
+def _teacher_kl(batch: Experience, d: Decisions, over: reductions.Denominators) -> Array | None:
+    """As the term has it; where the teacher is a part of the advantages, mean(log π_old − log τ)."""
+    if batch.teacher_logp_NT is None:
+        return None
+    if d.teacher is not None:
+        return reductions.token_mean(stop_gradient(d.teacher), d.mask, over)
+    gap_NT = wide(batch.rollouts.old_logp_NT) - astype(batch.teacher_logp_NT, wide(batch.rollouts.old_logp_NT))
+    return reductions.token_mean(gap_NT, _known(batch), over)
 
 
 def _kl(logp_NT: Array, scores: Scores, batch: Experience, recipe: Recipe) -> Array | None:
@@ -170,6 +211,7 @@ def _folded(d: Decisions, recipe: Recipe) -> Decisions:
         mismatch=mismatch,
         kept=None if d.kept is None else ratios.fold_mask(d.kept & d.mask, size),
         selected=d.selected,
+        teacher=add(d.teacher),
     )
 
 

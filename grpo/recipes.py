@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
-from grpo.core import surrogates
+from grpo.core import surrogates, teachers
 from grpo.core.surrogates import (
     Cispo,
     Clip,
@@ -43,6 +43,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "entropy_over": ("tokens", "loss"),
     "mismatch": ("none", "truncate", "mask"),
     "mismatch_level": ("token", "sequence"),
+    "teacher_in": ("advantage", "loss"),
+    "teacher_kl": teachers.KINDS,
+    "teacher_over": ("sampled", "top_k"),
+    "teacher_sees": ("prompt", "answer", "success"),
 }
 """The axes and the values each may take."""
 
@@ -154,6 +158,31 @@ class Recipe:
     """Share of decisions, by covariance, that pay a penalty |log π − log π_old|."""
     kl_cov_coef: float = 1.0
     """Weight of that penalty."""
+
+    # --- a teacher
+    teacher_coef: float = 0.0
+    """Weight of what a teacher says of each decision; 0: there is none."""
+    outcome_coef: float = 1.0
+    """Weight of the rewards' advantages beside it; 0: the teacher alone teaches."""
+    teacher_in: str = "advantage"
+    """It is added to the advantages, as log τ − log π_old of each decision, or is a term of the loss."""
+    teacher_kl: str = "reverse"
+    """The term: KL(π‖τ) · forward: KL(τ‖π) · js: between them, Jensen–Shannon's generalised."""
+    teacher_mix: float = 0.5
+    """The teacher's share in the mixture of js; towards 0 forward, towards 1 reverse."""
+    teacher_over: str = "sampled"
+    """The term looks at the sampled decision alone, or at the teacher's likeliest choices and all others as one."""
+    teacher_top_k: int = 64
+    """So many of those; as many as there are choices: all of them, exactly."""
+    teacher_gamma: float = 0.0
+    """Discount of what the decisions that follow gain by the teacher; 0: each has its own."""
+    teacher_drift: float = 0.0
+    """How much more a decision counts whose predecessors were the teacher's; 0: all alike."""
+    teacher_clip: float | None = None
+    """The term is weighted by π/π_old, at most this; None: not weighted."""
+    teacher_sees: str = "prompt"
+    """The teacher reads the same prompt · with the row's answer in it · with a try of the group that succeeded. One
+    that sees more is the policy itself where none is named."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -307,6 +336,21 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
             not positive,
             "chunk_size, length and kl_cap must be positive, beta and other weights not negative",
         ),
+        (r.teacher_coef < 0 or r.outcome_coef < 0, "teacher_coef and outcome_coef must not be negative"),
+        (
+            r.teacher_coef > 0
+            and r.teacher_in == "advantage"
+            and (r.teacher_kl != "reverse" or r.teacher_over != "sampled"),
+            "teacher_in=advantage is KL(π‖τ) of the sampled decision; teacher_kl and teacher_over need teacher_in=loss",
+        ),
+        (not 0 < r.teacher_mix < 1, "teacher_mix is in (0, 1); its ends are teacher_kl=forward and reverse"),
+        (not 0 <= r.teacher_gamma <= 1 or r.teacher_drift < 0, "teacher_gamma is in [0, 1], teacher_drift not below 0"),
+        (r.teacher_top_k < 1, "teacher_top_k must be 1 or more"),
+        (r.teacher_clip is not None and r.teacher_clip <= 0, "teacher_clip must be positive"),
+        (
+            not r.outcome_coef and r.drop_no_signal,
+            "drop_no_signal looks at rewards, which teach nothing here (outcome_coef=0); set no_signal=keep",
+        ),
         (low > high, "mismatch_low must not be above mismatch_high"),
         (not 0 <= r.clip_cov <= 1 or not 0 <= r.kl_cov <= 1, "clip_cov and kl_cov are shares in [0, 1]"),
         (not 0 < r.top_entropy <= 1, "top_entropy is a share in (0, 1]"),
@@ -320,6 +364,7 @@ def _unused(r: Recipe) -> dict[str, tuple[bool, str]]:
     return {
         "chunk_size": (r.ratio != "chunk" and r.chunk_size != 1, "ratio=chunk"),
         "length": (r.length is not None and r.reduction != "fixed_length", "reduction=fixed_length"),
+        "outcome_coef": (r.outcome_coef != 1 and not r.teacher_coef, "teacher_coef > 0"),
     }
 
 
@@ -333,6 +378,12 @@ def _kl(r: Recipe) -> bool:
     return r.beta > 0
 
 
+def _taught(r: Recipe) -> bool:
+    return r.teacher_coef > 0
+
+
+_TEACHER = "it needs teacher_coef > 0"
+_GAINS = "it needs teacher_coef > 0 and teacher_in=advantage"
 _NEEDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "gamma": (lambda r: r.credit == "reward_to_go", "it needs credit=reward_to_go"),
     "scale_ddof": (lambda r: r.scale in ("group_std", "batch_std"), "it needs scale=group_std or batch_std"),
@@ -353,6 +404,15 @@ _NEEDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "clip_cov_low": (lambda r: r.clip_cov > 0, "it needs clip_cov > 0"),
     "clip_cov_high": (lambda r: r.clip_cov > 0, "it needs clip_cov > 0"),
     "kl_cov_coef": (lambda r: r.kl_cov > 0, "it needs kl_cov > 0"),
+    "teacher_in": (_taught, _TEACHER),
+    "teacher_kl": (lambda r: _taught(r) and r.teacher_in == "loss", "it needs teacher_coef > 0 and teacher_in=loss"),
+    "teacher_over": (lambda r: _taught(r) and r.teacher_in == "loss", "it needs teacher_coef > 0 and teacher_in=loss"),
+    "teacher_mix": (lambda r: _taught(r) and r.teacher_kl == "js", "it needs teacher_coef > 0 and teacher_kl=js"),
+    "teacher_top_k": (lambda r: _taught(r) and r.teacher_over == "top_k", "it needs teacher_over=top_k"),
+    "teacher_gamma": (lambda r: _taught(r) and r.teacher_in == "advantage", _GAINS),
+    "teacher_drift": (lambda r: _taught(r) and r.teacher_in == "advantage", _GAINS),
+    "teacher_clip": (lambda r: _taught(r) and r.teacher_in == "loss", "it needs teacher_coef > 0 and teacher_in=loss"),
+    "teacher_sees": (_taught, _TEACHER),
 }
 
 
@@ -550,6 +610,67 @@ _ROWS = (
         reduction="token_mean",
     ),
     Recipe(
+        "opd",
+        "On-Policy Distillation, Thinking Machines 2025 (after MiniLLM, arXiv:2306.08543)",
+        "tinker-cookbook: log τ − log π of each sampled token is its advantage, importance-weighted, no reward. "
+        "prime-rl takes the current log π instead of the sampler's and drops tokens that fell by 0.2 in probability.",
+        surrogate=Unclipped(),
+        reduction="token_mean",
+        scale="none",
+        teacher_coef=1.0,
+        outcome_coef=0.0,
+    ),
+    Recipe(
+        "iw_opd",
+        "On the Position Bias of On-Policy Distillation, arXiv:2606.22600",
+        "TRL's IWOPDTrainer: opd with more weight on tokens that come before student and teacher disagree.",
+        surrogate=Unclipped(),
+        reduction="token_mean",
+        scale="none",
+        teacher_coef=1.0,
+        outcome_coef=0.0,
+        teacher_drift=0.5,
+    ),
+    Recipe(
+        "gkd",
+        "GKD, arXiv:2306.13649",
+        "TRL's GKDTrainer with lmbda=1 (all tokens are the student's), a token mean; the vocabulary beyond the "
+        "teacher's 64 likeliest tokens counts as one (teacher_top_k of its size: exactly TRL's).",
+        surrogate=Unclipped(),
+        reduction="token_mean",
+        scale="none",
+        teacher_coef=1.0,
+        outcome_coef=0.0,
+        teacher_in="loss",
+        teacher_kl="js",
+        teacher_over="top_k",
+    ),
+    Recipe(
+        "opsd",
+        "Self-Distillation Enables Continual Learning (SDFT), arXiv:2601.19897",
+        "prime-rl's opsd: opd whose teacher is the policy itself with the answer in its prompt. TRL's SDFTTrainer: the "
+        "divergence over its 100 likeliest tokens (teacher_in=loss, teacher_kl=js, teacher_over=top_k).",
+        surrogate=Unclipped(),
+        reduction="token_mean",
+        scale="none",
+        teacher_coef=1.0,
+        outcome_coef=0.0,
+        teacher_sees="answer",
+    ),
+    Recipe(
+        "sdpo",
+        "Self-Distilled Policy Optimization, arXiv:2601.20802",
+        "TRL's SDPOTrainer: sampled tokens, KL(π‖τ) weighted by π/π_old up to 2; the teacher is the policy itself with "
+        "a try of the group that succeeded in its prompt. TRL's has an average of past weights, ours the current ones.",
+        surrogate=Unclipped(),
+        scale="none",
+        teacher_coef=1.0,
+        outcome_coef=0.0,
+        teacher_in="loss",
+        teacher_clip=2.0,
+        teacher_sees="success",
+    ),
+    Recipe(
         "control",
         "GRPO for step-wise rewards: policy gradient with a group baseline, PPO's clip (arXiv:1707.06347)",
         "This project's control room: reward-to-go, batch std, every decision counts alike; its advantage=linear "
@@ -586,7 +707,9 @@ def recipe(name: str, **changes: Any) -> Recipe:
 
 # --- the table in words ---------------------------------------------------------------------------------------------
 
-HEADINGS = ("recipe", "credit", "baseline", "scale", "ratio", "surrogate", "reduction", "KL", "gates", "paper")
+HEADINGS = (
+    "recipe", "credit", "baseline", "scale", "ratio", "surrogate", "reduction", "KL", "gates", "teacher", "paper",
+)  # fmt: skip
 
 
 def _row(r: Recipe) -> tuple[str, ...]:
@@ -610,8 +733,18 @@ def _row(r: Recipe) -> tuple[str, ...]:
         r.reduction,
         kl,
         ", ".join(g for g in gates if g) or "–",
+        _teacher(r),
         r.paper,
     )
+
+
+def _teacher(r: Recipe) -> str:
+    if not r.teacher_coef:
+        return "–"
+    over = "" if r.teacher_over == "sampled" else f", top {r.teacher_top_k}"
+    sees = {"prompt": "", "answer": ", itself with the answer", "success": ", itself with a success"}[r.teacher_sees]
+    alone = "" if r.outcome_coef else ", no reward"
+    return f"{r.teacher_kl} in {r.teacher_in}{over}{sees}{alone}"
 
 
 def _surrogates() -> list[tuple[str, str, str]]:

@@ -49,6 +49,14 @@ def resample(
         rollouts = collect(again).rollouts
 
 
+def members_of(rollouts: Rollouts) -> list[list[int]]:
+    """The rows of each group."""
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(rollouts.group_N.tolist()):
+        members.setdefault(group, []).append(row)
+    return list(members.values())
+
+
 def _renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:
     """The same rows with group g called slots[g]: a start that is sampled again keeps its place."""
     return rollouts.but(group_N=row_index(slots, rollouts.group_N)[rollouts.group_N])

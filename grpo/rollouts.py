@@ -17,7 +17,7 @@ from typing import Any
 from grpo.core.arrays import Array, expect_finite, expect_ndim, expect_shape, is_torch, is_traced, namespace, zeros
 from grpo.core.reductions import Denominators
 
-__all__ = ["LARGEST_REWARD", "Denominators", "Rollouts", "Scores", "Status", "by_cost", "by_rows"]
+__all__ = ["LARGEST_REWARD", "Denominators", "Rollouts", "Scores", "Status", "Taught", "by_cost", "by_rows"]
 
 
 LARGEST_REWARD = 3.4028234663852886e38
@@ -41,6 +41,19 @@ class Scores:
     logp_NT: Array
     entropy_NT: Array | None = None
     exact_kl_NT: Array | None = None
+    choice_logp_NTK: Array | None = None
+    """Of the choices that `Rollouts.choice_NTK` names."""
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What a teacher says about recorded decisions: how likely they would have been to it, and K choices of its own."""
+
+    logp_NT: Array
+    """NaN: it has no opinion on the decision."""
+    choice_NTK: Array | None = None
+    """Numbers of choices (token ids), the likeliest first."""
+    choice_logp_NTK: Array | None = None
 
 
 _NO_ARRAYS = ("reward_names", "inputs")
@@ -97,6 +110,8 @@ class Rollouts:
     """`Status` of each row."""
     learns_N: Array | None = None
     """Rows that learn; the others are compared with and nothing more, and need no log-probs. None: all."""
+    choice_NTK: Array | None = None
+    """Choices of each decision whose log-probs a policy is to give, too."""
     reward_names: Sequence[str] | None = None
     """Of the K parts. A source that names them reports on them itself; others are told by number, `rewards/0/mean`."""
 

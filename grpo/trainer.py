@@ -40,9 +40,10 @@ from grpo.protocols import (
 )
 from grpo.reference import FrozenReference
 from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
-from grpo.resample import resample
+from grpo.resample import members_of, resample
 from grpo.rollouts import Rollouts
 from grpo.seeding import update_generator
+from grpo.teaching import make_teacher, with_lesson
 
 __all__ = ["Diverged", "Hook", "StepReport", "Trainer"]
 
@@ -75,7 +76,7 @@ class Trainer:
     """One step of GRPO, and everything the next one depends on.
 
     Either `policy` and `reward_model` follow `grpo.protocols.PolicyModel` and `RewardModel`, or a room passes a
-    `SequencePolicy` and a `RolloutSource`.
+    `SequencePolicy` and a `RolloutSource`. teacher: a policy that scores, for recipes such as opd.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Trainer:
         states: Sequence[Any] | None = None,
         phase: Phase = no_phase,
         hooks: Sequence[Hook] = (),
+        teacher: Any = None,
     ) -> None:
         if config is not None and not isinstance(config, GRPOConfig):
             raise TypeError(f"config must be a GRPOConfig, got {type(config).__name__}; use GRPOConfig(**settings)")
@@ -101,6 +103,7 @@ class Trainer:
         """Where a run left its results last; `grpo.show(trainer)` looks there."""
         self.policy, self.source = self._seats(policy, reward_model, source, states)
         self.reference = self._make_reference(policy, reference_policy)
+        self.teacher = make_teacher(teacher, self.recipe, self.config.device)
         self.optimizer = self._make_optimizer() if optimizer is None else self._checked(optimizer)
         self._nonfinite_in_a_row = 0
         self._without_gradient = False
@@ -120,6 +123,7 @@ class Trainer:
         with self.phase("reference"):
             ref_logp_NT = None if self.reference is None else scored(rollouts, self.reference.score, self.recipe)
         experience = Experience.build(rollouts, self.recipe, ref_logp_NT, detached=self._detached)
+        experience = with_lesson(experience, self.teacher, self.recipe, self.phase)
         samples = experience.decisions() if self.config.decisions_per_minibatch else experience
         updates = Updates(samples)
         with self.phase("update"):
@@ -192,7 +196,7 @@ class Trainer:
     def _minibatches(self, rollouts: Rollouts) -> Iterator[Sequence[int] | Tensor]:
         """Rows, or those of whole groups, in an order drawn from (seed, step, pass); every one once a pass."""
         config, everything = self.config, range(len(rollouts))
-        members = _members(rollouts) if config.groups_per_minibatch or config.minibatches else None
+        members = members_of(rollouts) if config.groups_per_minibatch or config.minibatches else None
         count = len(members or everything)
         size = config.groups_per_minibatch or config.rows_per_minibatch or config.decisions_per_minibatch
         size = math.ceil(count / config.minibatches) if config.minibatches else size
@@ -278,7 +282,8 @@ class Trainer:
             terms = objective(scores, part, self.recipe)
             if terms.loss.requires_grad:
                 terms.loss.backward()
-            named = {"loss": terms.loss, "policy_loss": terms.policy_loss, "kl": terms.kl, "entropy": terms.entropy}
+            named = {"loss": terms.loss, "policy_loss": terms.policy_loss, "kl": terms.kl, "entropy": terms.entropy,
+                     "teacher_kl": terms.teacher_kl}  # fmt: skip
             for name, value in (named | terms.metrics).items():
                 if value is not None:
                     total[name] = total[name] + value.detach() if name in total else value.detach()
@@ -406,14 +411,6 @@ def __getattr__(name: str) -> Any:
     if name == "GRPOTrainer":
         return import_module("grpo.run.trainer").GRPOTrainer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _members(rollouts: Rollouts) -> list[list[int]]:
-    """The rows of each group."""
-    members: dict[int, list[int]] = {}
-    for row, group in enumerate(rollouts.group_N.tolist()):
-        members.setdefault(group, []).append(row)
-    return list(members.values())
 
 
 def _copies(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from grpo.experience import Experience
 from grpo.recipes import RECIPES, Recipe
-from grpo.rollouts import Rollouts
+from grpo.rollouts import Rollouts, Taught
 
 try:
     import jax
@@ -45,7 +46,11 @@ def numbers(
         "status": rng.integers(0, 4, rows) % 4,
     }
     x["status"][x["status"] == 1] = 0
-    for name in ("old", "logp", "ref", "sampled", "entropy"):
+    x["teacher"] = np.minimum(old + rng.normal(size=old.shape) * 0.4, -0.01)
+    for name in ("choices", "teacher_choices"):
+        logits = rng.normal(size=(*old.shape, 7))
+        x[name] = (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))[..., :5].astype(dtype)
+    for name in ("old", "logp", "ref", "sampled", "entropy", "teacher"):
         x[name] = np.where(mask, x[name], 1e6).astype(dtype)
     return x | {"parts": parts.astype(dtype), "priority": x["priority"].astype(dtype)}
 
@@ -61,6 +66,14 @@ def rollouts(x: dict[str, Any], make: Any, **more: Any) -> Rollouts:
         status_N=make(x["status"]),
         **more,
     )
+
+
+def taught(batch: Experience, x: dict[str, Any], make: Any, recipe: Recipe) -> Experience:
+    """The batch with what a teacher says, where the recipe has one."""
+    if not recipe.teacher_coef:
+        return batch
+    choices = make(x["teacher_choices"][..., : recipe.teacher_top_k])
+    return batch.taught(Taught(make(x["teacher"]), make(np.zeros(tuple(choices.shape), int)), choices), recipe)
 
 
 def loaded(name: str) -> Recipe:

@@ -94,6 +94,7 @@ class GRPOTrainer(RunTrainer):
         group_size: int | None = None,
         *,
         config: ControlConfig | None = None,
+        teacher: Any = None,
         **settings: Any,
     ) -> None:
         words = {"clip_ratio": clip_ratio, "epochs": epochs, "batch_size": batch_size}
@@ -120,7 +121,7 @@ class GRPOTrainer(RunTrainer):
             self.ep_rewards: list[float] = []
             hooks.append(tutorial.Reported(source, self.ep_rewards))
         optimizer = _optimizer(optimizer, policy, config)
-        super().__init__(config, policy, reference, optimizer=optimizer, source=source, hooks=hooks)
+        super().__init__(config, policy, reference, optimizer=optimizer, source=source, hooks=hooks, teacher=teacher)
 
     @property
     def actor(self) -> nn.Module:

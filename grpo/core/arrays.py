@@ -130,6 +130,14 @@ def masked(x: Array, mask: Array) -> Array:
     return namespace(x).where(mask, x, 0)
 
 
+def log_sum_exp(x: Array) -> Array:
+    """log Σ exp(x) over the last axis, which stays with length 1; −inf where all of it is."""
+    xp = namespace(x)
+    top = stop_gradient(xp.amax(x, axis=-1, keepdims=True))
+    top = masked(top, top > float("-inf"))
+    return top + xp.log(xp.sum(xp.exp(x - top), axis=-1, keepdims=True))
+
+
 def row_sum(x_NT: Array, mask_NT: Array) -> Array:
     """Σ_t over the decisions that count, as (N, 1)."""
     return namespace(x_NT).sum(masked(x_NT, mask_NT), axis=1, keepdims=True)

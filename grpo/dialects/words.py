@@ -33,6 +33,11 @@ _level = choice(
 )
 
 
+def _recipe(value: Any) -> Settings:
+    """A row of the table by its name; columns of it are a block of ours."""
+    return {"loss_type": value} if isinstance(value, str) else {"recipe": value}
+
+
 def reference(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
     """sync_ref_model is a switch: off, the keys beside it mean nothing; on, it adds nothing to them."""
     switch = words.get("sync_ref_model")
@@ -45,6 +50,7 @@ def reference(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Se
 
 
 COMMON = (
+    Spelling("recipe", "loss_type", "the same", _recipe),
     Spelling("generate", "group_size", "the same, beside select"),
     Spelling("num_generations", "group_size", "TRL 8, EasyDeL 4"),
     Spelling("num_return_sequences", "group_size", "EasyDeL 4"),

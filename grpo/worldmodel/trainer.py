@@ -60,6 +60,7 @@ class GRPOTrainer(RunTrainer):
         reward_fn: RewardFn | None = None,
         *,
         config: WorldModelConfig | None = None,
+        teacher: Any = None,
         **settings: Any,
     ) -> None:
         given = {name: x for name, x in (("group_size", group_size), ("horizon", horizon)) if x is not None} | settings
@@ -85,7 +86,9 @@ class GRPOTrainer(RunTrainer):
         source.parentless = parentless
         tensors = [p for p in policy.parameters().values() if p.requires_grad]
         optimizer = torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
-        super().__init__(config, policy, _reference(config, policy), optimizer=optimizer, source=source)
+        super().__init__(
+            config, policy, _reference(config, policy), optimizer=optimizer, source=source, teacher=teacher
+        )
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from grpo.experience import Experience, with_gates
 from grpo.objective import objective
 from grpo.recipes import RECIPES
 from grpo.rollouts import Scores
-from tests.batches import MAKERS, loaded, numbers, rollouts
+from tests.batches import MAKERS, loaded, numbers, rollouts, taught
 
 JITTED = ("grpo", "gspo", "abs")
 """Compiled whole; the others operation by operation, which they share: a program each takes longer than it runs."""
@@ -20,7 +20,7 @@ JITTED = ("grpo", "gspo", "abs")
 
 def build(kind, variant, x):
     make = MAKERS[kind]
-    batch = Experience.build(rollouts(x, make), variant, make(x["ref"]))
+    batch = taught(Experience.build(rollouts(x, make), variant, make(x["ref"])), x, make, variant)
     return with_gates(batch, Scores(make(x["logp"]), make(x["entropy"])), variant, make(x["priority"]))
 
 
@@ -37,8 +37,11 @@ def test_same_values_and_gradients(name, on_policy):
         batch = build(kind, variant, x)
         entropy = make(x["entropy"])
 
-        def loss(logp, batch=batch, entropy=entropy):
-            return objective(Scores(logp, entropy), batch, variant).loss
+        choices = make(x["choices"])
+
+        def loss(logp, batch=batch, entropy=entropy, choices=choices):
+            mine = choices + 0.1 * logp[:, :, None]
+            return objective(Scores(logp, entropy, choice_logp_NTK=mine), batch, variant).loss
 
         if kind == "torch":
             leaf = make(x["logp"]).clone().requires_grad_()

@@ -12,7 +12,7 @@ from grpo.experience import Experience, with_gates
 from grpo.objective import objective
 from grpo.recipes import RECIPES, recipe
 from grpo.rollouts import Scores
-from tests.batches import loaded, numbers, rollouts
+from tests.batches import loaded, numbers, rollouts, taught
 
 VARIANTS = {name: loaded(name) for name in RECIPES} | {
     "chunk": loaded("grpo").but(ratio="chunk", chunk_size=2, top_entropy=1.0, reduction="token_mean"),
@@ -31,10 +31,12 @@ def minibatch(x, variant, dtype, order=None, extra_steps=0):
         x = {key: value[order] for key, value in x.items()}
     if extra_steps:
         x = {
-            key: np.pad(v, ((0, 0), (0, extra_steps))) if v.ndim == 2 and key != "parts" else v for key, v in x.items()
+            key: v if v.ndim < 2 or key == "parts" else np.pad(v, ((0, 0), (0, extra_steps)) + ((0, 0),) * (v.ndim - 2))
+            for key, v in x.items()
         }
     batch = Experience.build(rollouts(x, torch.as_tensor), variant, torch.as_tensor(x["ref"]))
-    scores = Scores(torch.as_tensor(x["logp"]), torch.as_tensor(x["entropy"]))
+    batch = taught(batch, x, torch.as_tensor, variant)
+    scores = Scores(*(torch.as_tensor(x[name]) for name in ("logp", "entropy")), None, torch.as_tensor(x["choices"]))
     return with_gates(batch, scores, variant, torch.as_tensor(x["priority"])), scores
 
 
@@ -44,7 +46,8 @@ def gradient(batch, scores, variant, cuts):
     entropy = scores.entropy_NT.clone().requires_grad_()
     total, metrics = 0.0, {}
     for rows in cuts:
-        terms = objective(Scores(logp[rows], entropy[rows]), batch.select(rows), variant)
+        said = Scores(logp[rows], entropy[rows], None, scores.choice_logp_NTK[rows])
+        terms = objective(said, batch.select(rows), variant)
         terms.loss.backward()
         total += float(terms.loss.detach())
         for key, value in terms.metrics.items():

@@ -203,9 +203,12 @@ def test_numbers_are_finite(value):
         GRPOConfig(learning_rate=value)
 
 
-def test_a_recipe_is_chosen_with_loss_type():
+def test_a_recipe_is_chosen_by_name_and_changed_by_columns():
+    assert GRPOConfig(recipe="dapo").loss_type == "dapo" and GRPOConfig(recipe={"epsilon": 0.1}).epsilon == 0.1
+    with pytest.raises(ConfigError, match="both set loss_type; keep one of them"):
+        GRPOConfig(recipe="dapo", loss_type="grpo")
     with pytest.raises(ConfigError, match="a recipe is chosen with loss_type"):
-        GRPOConfig(recipe="dapo")
+        GRPOConfig(recipe=3)
     assert GRPOConfig(recipe=None).changed == {}
 
 

@@ -62,7 +62,7 @@ def test_a_softmax_policy_learns(seed):
     assert sum(r["reward"] for r in reports[-5:]) / 5 > 0.9
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name, row in RECIPES.items() if not row.teacher_coef])  # see test_teaching
 def test_every_recipe_trains(name):
     reward = Given(lambda states, actions: torch.rand(len(states)) * 0.1 + Match().compute_rewards(states, actions))
     made = trainer(loss_type=name, reward=reward, groups_per_minibatch=2, num_iterations=2)

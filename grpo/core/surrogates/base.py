@@ -27,6 +27,8 @@ class Decisions(NamedTuple):
     """False where the off-policy gate closed."""
     selected: Array | None
     """False where the entropy gate closed."""
+    teacher: Array | None = None
+    """Divergence to the teacher, where it is a term of the loss."""
 
 
 SURROGATES: dict[str, type[Surrogate]] = {}
