@@ -87,7 +87,7 @@ class Cell:
     microbatch: int | None = None
     """Tokens of a pass of an update; None: as many as memory allows."""
     repeats: int | None = None
-    """Where it is not as often as the others."""
+    """Where it is not as often as the others; 0: the first step, with all that is compiled and captured in it."""
     mean: int = MEAN
     """Tokens of a prompt, on average."""
     lora: int = 0
@@ -130,10 +130,10 @@ def large_cells() -> list[Cell]:
     """Large models with an adapter, and long rows."""
     one: dict[str, Any] = {"prompts": 1, "group": 1, "repeats": 2}
     return [
-        Cell("step_qwen8_lora", "step", "qwen8", prompts=16, tokens=512, lora=16, repeats=3),
-        Cell("step_qwen17_4096", "step", "qwen17", prompts=8, tokens=4096, repeats=2),
+        Cell("step_qwen8_lora", "step", "qwen8", prompts=16, tokens=512, lora=16, repeats=2),
+        Cell("step_qwen17_4096", "step", "qwen17", prompts=8, tokens=4096, repeats=1),
         Cell("step_qwen17_16384", "step", "qwen17", prompts=2, tokens=16_384, repeats=1),
-        Cell("step_qwen32_lora", "step", "qwen32", prompts=1, tokens=8192, lora=16, repeats=1),
+        Cell("step_qwen32_lora", "step", "qwen32", prompts=1, tokens=8192, lora=16, repeats=0),
         Cell("update_qwen06_65536", "update", "qwen06", tokens=65_408, **one),
         Cell("update_qwen4_lora_65536", "update", "qwen4", tokens=65_408, lora=16, **one),
         Cell("update_qwen8_lora_131072", "update", "qwen8", tokens=130_944, lora=16, **{**one, "repeats": 1}),
@@ -168,7 +168,7 @@ def settings(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
         "prompt_lengths": lengths(prompts, mean),
         "ends": vocabulary(cell.model, args.tiny) // 160 if cell.ending else 0,
         "configuration": how and {"name": cell.configuration, **how, "gpu_memory_utilization": 0.5},
-        "repeats": min(args.repeats, cell.repeats or args.repeats),
+        "repeats": args.repeats if cell.repeats is None else min(args.repeats, cell.repeats),
         **further,
     }
 

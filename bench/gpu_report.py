@@ -161,6 +161,7 @@ def _steps(cells: dict[str, Found]) -> str:
             ratio = f"{middle:.2f}{mark(cell, ours)}"
         memory = cell["peak"].get("allocated_gib")
         label = f"{MODELS[cell['settings']['model']]}, {rows_of(cell)}: {STEPS[cell['settings']['peer']]}"
+        label += "" if cell["settings"]["repeats"] else ", the first step"
         texts = [label, spread(cell["seconds"], ".3g"), ratio, "–" if memory is None else f"{memory:.1f}"]
         texts.append(f"{statistics.mean(cell['mean_length']):.1f}")
         lines.append(f"| {' | '.join(texts)} |")
@@ -287,7 +288,7 @@ def _machines(cells: dict[str, Found]) -> str:
         for name, version in cell["versions"].items():
             versions.setdefault(name, set()).add(version)
     said = ", ".join(f"{name} {' and '.join(sorted(all_of))}" for name, all_of in versions.items())
-    repeats = sorted({cell["settings"]["repeats"] for cell in found})
+    repeats = sorted({cell["settings"]["repeats"] or 1 for cell in found})
     sizes = [size for cell in found for size in cell["settings"]["prompt_lengths"]]
     return (
         f"{' and '.join(names)}; {said}. Medians of {' or '.join(map(str, repeats))} after warm-up, with quartiles; "

@@ -100,6 +100,7 @@ def rollout(model: Any, limits: dict[str, float], asked: dict[str, Any], cell: d
 def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     """Seconds of each training step: sampling, rewards, gradients and update."""
     from grpo.language import GRPOConfig, GRPOTrainer
+    from grpo.run.stepping import Stopwatch
 
     settings, device = cell["settings"], asked["device"]
     source: dict[str, Any] = {"model": asked["folder"]}
@@ -125,6 +126,7 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     rows = [{"prompt": text} for text in cell["texts"]]
     trainer = GRPOTrainer(**source, reward_funcs=rewards, args=config, train_dataset=rows)
     weights = sum(p.numel() for p in trainer.policy.parameters().values())
+    trainer.phase = watch = Stopwatch()
     seconds, lengths, phases = [], [], []
     for number in range(1 + settings["repeats"]):
         if number == 1 and device == "cuda":
@@ -135,17 +137,19 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         _wait(device)
         seconds.append(time.perf_counter() - start)
         lengths.append(report["completions/mean_length"])
-        phases.append({name: value for name, value in report.metrics.items() if name.startswith(("time/", "engine/"))})
+        engine = {name: value for name, value in report.metrics.items() if name.startswith("engine/")}
+        phases.append({**watch.take(), **engine})
     trainer.source.close()
     by_hand = trainer.policy.scorer.by_hand
     own = [len(trainer.tokens.tokenizer.encode(text, add_special_tokens=False)) for text in cell["texts"]]
+    timed = slice(1, None) if settings["repeats"] else slice(None)
     return {
-        "seconds": seconds[1:],
+        "seconds": seconds[timed],
         "first_seconds": seconds[0],
-        "mean_length": lengths[1:],
+        "mean_length": lengths[timed],
         "prompt_tokens": own,
         "peak": peak(device),
-        "phases": phases[1:],
+        "phases": phases[timed],
         "weights": weights,
         "layers_by_hand": by_hand,
         "weights_in": "float32, products in bfloat16" if asked["dtype"] == "bfloat16" else asked["dtype"],
