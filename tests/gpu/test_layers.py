@@ -66,7 +66,7 @@ def test_adapters_are_as_near_to_float32_as_peft_s(how):
         "rsLoRA, some": {"target_modules": ["q_proj", "v_proj", "down_proj"], "use_rslora": True},
     }.get(how, {})
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a notice would be that it goes the plain way
+        warnings.filterwarnings("error", message=".*which is slower")
         model = with_lora(family("qwen3").bfloat16(), **given)
         exact = found(copy.deepcopy(model).float(), "padded", None, by_hand=False)
         module, mine = found(model, "padded", by_hand=False), found(model, "auto")
@@ -129,20 +129,20 @@ def test_host_memory_is_pinned_used_again_and_given_back():
     memory = scorer.plan.layers._host
     assert len(memory.free) == 1 and set(memory.free[0]) == set(range(layers - 1))
     assert all(piece.bytes.is_pinned() for piece in memory.free[0].values())
-    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
     with scorer.precision():  # one that is broken off leaves the next as it was
         first, second = scorer(samples(), 7).logp_NT.sum(), scorer(samples(), 7).logp_NT.sum()
     del first
     second.backward()
-    assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]), found[0])
+    found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert all(relative(other, found[0]) < 1e-3 for other in found[1:])
 
 
 def test_memory_decides_what_is_kept(monkeypatch):
     scorer = make_scorer(family("llama").cuda(), 1.0, autocast=torch.bfloat16)
-    each = [scorer.plan.layers.kept_bytes(keep) for keep in KEEP]
-    tile, passing = 2 * memory.TILE_BYTES["cuda"], scorer.plan.layers.passing_bytes()
+    layers, tile = scorer.plan.layers, 2 * memory.TILE_BYTES["cuda"]
+    each = [layers.kept_bytes(keep) + layers.passing_bytes(1000, keep) for keep in KEEP]
     for free, expected in (*zip((size + 1 for size in each), KEEP, strict=True), (1, HOSTED[0])):
-        monkeypatch.setattr(memory, "free_memory", lambda _, free=free: (1000 * (free + passing) + tile) / 0.9)
+        monkeypatch.setattr(memory, "free_memory", lambda _, free=free: (1000 * free + tile) / 0.9)
         assert memory.most_to_keep(scorer.plan.layers, 1000, scorer.device) == expected
     rows = samples()
     monkeypatch.setattr(memory, "free_memory", lambda _: 0)

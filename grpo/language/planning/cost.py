@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from grpo.language.planning.gpus import GPU
 from grpo.language.planning.shape import ModelShape
 from grpo.language.scoring import memory
-from grpo.language.scoring.decoder_layout import KEEP
+from grpo.language.scoring.decoder_layout import HOSTED, KEEP
+from grpo.language.scoring.host import AT_ONCE
 from grpo.language.scoring.memory import LayerSizes, Rows, Way
 
 PAGE = 32
@@ -32,8 +33,6 @@ LOGITS = 2
 QUANTISED = {"4bit": 0.5625, "8bit": 1.0156}
 """Bytes of a weight with its scales (bitsandbytes)."""
 
-ATTENTION = 0.47
-"""Of the rate of a large product, what attention's kernels reach."""
 THIN = 16
 """Bytes that an adapter's products move of each number that its projections read and give, forward and back."""
 DECODE = 0.83
@@ -91,11 +90,15 @@ class Setup:
             qkv = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
             wide = sizes.width * (2 * sizes.wide + 2 * sizes.low + 8)
             return self.shape.layers * (wide + (2 * qkv + 3 * sizes.inner) * sizes.low)
-        return self.shape.layers * sizes.kept(keep)
+        return AT_ONCE * sizes.hosted(keep) if keep in HOSTED else self.shape.layers * sizes.kept(keep)
 
-    def passing_bytes(self) -> int:
+    def hosted_bytes(self) -> int:
         """As `memory.Costs` has it."""
-        return self._sizes.passing()
+        return self.shape.layers * self._sizes.hosted(HOSTED[0])
+
+    def passing_bytes(self, tokens: float, keep: str) -> int:
+        """As `memory.Costs` has it."""
+        return self._sizes.passing(tokens, keep)
 
     @property
     def _sizes(self) -> LayerSizes:
@@ -125,7 +128,7 @@ class Setup:
 def ways_of(setup: Setup, gpu: GPU) -> list[Way]:
     """How one minibatch can be cut into passes; those that the settings leave."""
     shape = setup.shape
-    pace = memory.Pace.of(shape.weights, setup.trained, shape.layers, shape.width, gpu)
+    pace = memory.Pace.of(shape.weights, setup.trained, shape.layers, shape.width, shape.heads * shape.head_dim, gpu)
     every = memory.ways(setup, setup.minibatch, pace)
     keep = setup.keep or (None if shape.by_hand else KEEP[0])
     every = [way for way in every if keep in (None, way.keep)]
@@ -177,7 +180,7 @@ def gradient_memory(setup: Setup, way: Way) -> dict[str, int]:
     kept = math.ceil(way.tokens * setup.kept_bytes(way.keep))
     hidden = way.tokens * setup.shape.width * (2 * setup.wide + setup.low)
     tied = 4 * setup.shape.table if setup.shape.tied and not setup.adapter else 0
-    passing = math.ceil(way.tokens * setup.passing_bytes()) + tied
+    passing = math.ceil(way.tokens * setup.passing_bytes(way.tokens, way.keep)) + tied
     gradients = gradients_bytes(setup)
     return {
         "gradients": max(gradients - kept, 0) if way.passes == 1 else gradients,
@@ -199,9 +202,8 @@ def flops(setup: Setup) -> tuple[float, float]:
 
 def attention_flops(setup: Setup) -> float:
     """Of all rows' attention, one way: a product with keys, one with values, below the diagonal."""
-    rows, shape = setup.rows, setup.shape
-    seen = rows.groups * (rows.prompt**2 / 2 + rows.group * rows.completion * (rows.prompt + rows.completion / 2))
-    return 4.0 * shape.layers * shape.heads * shape.head_dim * seen
+    shape = setup.shape
+    return 4.0 * shape.layers * shape.heads * shape.head_dim * setup.rows.pairs
 
 
 def gradient_seconds(setup: Setup, way: Way, gpu: GPU) -> float:
@@ -211,12 +213,13 @@ def gradient_seconds(setup: Setup, way: Way, gpu: GPU) -> float:
     made = rows.groups * rows.group * rows.completion
     rate = memory.products_share(shape.width) * gpu.flops_per_s
     products = (rows.tokens * body + made * head) / rate
-    products += 3.5 * attention_flops(setup) / (ATTENTION * gpu.flops_per_s)
-    again = products * memory.AGAIN[way.keep]
+    attention = 3.5 * attention_flops(setup) / (rows.attention_share * gpu.flops_per_s)
+    again = products * memory.AGAIN[way.keep] + attention * (1 + memory.ATTENDED_AGAIN.get(way.keep, 0.0))
     moved = rows.tokens * shape.layers * (30 * shape.width + 15 * shape.inner) + 20 * made * shape.vocabulary
     moved += THIN * rows.tokens * shape.layers * sum(map(sum, shape.projections)) if setup.adapter else 0
     passes = setup.minibatches * way.passes
-    computed = products + again + (moved + passes * memory.PASS_BYTES * setup.trained) / gpu.bytes_per_s
+    hosted = 3 * rows.tokens * setup.hosted_bytes() / memory.HOST_BYTES if way.keep in HOSTED else 0.0
+    computed = max(products + again, hosted) + (moved + passes * memory.PASS_BYTES * setup.trained) / gpu.bytes_per_s
     return max(computed, passes * memory.PASS_LAYER * shape.layers)
 
 
@@ -229,7 +232,7 @@ def scoring_seconds(setup: Setup, gpu: GPU) -> float:
     moved = rows.tokens * setup.shape.layers * (12 * setup.shape.width + 6 * setup.shape.inner)
     moved += 8 * made * setup.shape.vocabulary
     rate = memory.products_share(setup.shape.width) * gpu.flops_per_s
-    attention = attention_flops(setup) / (ATTENTION * gpu.flops_per_s)
+    attention = attention_flops(setup) / (rows.attention_share * gpu.flops_per_s)
     return max(
         one_way / rate + attention + moved / gpu.bytes_per_s, passes * memory.PASS_LAYER * setup.shape.layers / 3
     )

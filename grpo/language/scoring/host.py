@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-AT_ONCE = 3
-"""Layers whose tensors are on the GPU at once: one that is computed, one that leaves or comes, and the last."""
+AT_ONCE = 2
+"""Layers whose tensors are on the GPU at once: one that is computed, and one that leaves or comes."""
 ALIGNED = 256
 """Bytes at whose multiples a tensor begins."""
 
@@ -105,11 +105,11 @@ class Offload:
             del self._here[number - 1]
 
     def take(self, number: int) -> Sequence[Tensor]:
-        """What was kept of a layer; the copy of the one before it begins."""
+        """What was kept of a layer, once; the copy of the one before it begins."""
         if number not in self._here:
             self._fetch(number)
         self._arrived(number)
-        found = self._here[number] if number == self._layers - 1 else self._here.pop(number)
+        found = self._here.pop(number)
         if number > 0:
             self._fetch(number - 1)
         return found

@@ -26,12 +26,10 @@ from grpo.language.scoring import segments
 from grpo.language.scoring.decoder_layout import HOSTED, DecoderLayout, LayerParts, Norm
 from grpo.language.scoring.host import AT_ONCE, HostMemory, Offload, free_bytes
 from grpo.language.scoring.kernels.layers import Norms, gate, gate_backward, norm, norm_backward, rope, rope_backward
-from grpo.language.scoring.memory import LayerSizes
+from grpo.language.scoring.memory import MLP_TILE, LayerSizes
 from grpo.language.scoring.projections import Copies, Gradients, Packed, Projections
 from grpo.language.scoring.segments import Segments
 
-TILE_BYTES = 512 * 2**20
-"""Of gate and up of a tile of tokens: from there on products are no faster with more."""
 IN_USE = 0.8
 """Of the host's memory that is free, what layers may take."""
 ALIGNED = 128
@@ -269,7 +267,7 @@ class Block:
         self.out, self.down = Packed([parts.out], dtype), Packed([parts.down], dtype)
         self.gate_up = Packed([parts.gate, parts.up], dtype)
         self.heads, self.kv_heads = (size // parts.head_dim for size in self.qkv.sizes[:2])
-        self.tile = max(TILE_BYTES // (sum(self.gate_up.sizes) * dtype.itemsize) // ALIGNED * ALIGNED, ALIGNED)
+        self.tile = max(MLP_TILE // (sum(self.gate_up.sizes) * dtype.itemsize) // ALIGNED * ALIGNED, ALIGNED)
 
     def layer_sizes(self, wide: int, low: int) -> LayerSizes:
         """What its memory follows from; the bytes of a number that goes on, and of one that is computed with."""
@@ -330,8 +328,7 @@ class Layers:
     def host_level(self, tokens: int) -> str:
         """As much of a pass as the host has memory for; see `decoder_layout.HOSTED`."""
         free = IN_USE * (free_bytes() + (0 if self._host is None else self._host.held))
-        need = tokens * sum(sizes.hosted(HOSTED[0]) for sizes in self._sizes())
-        return HOSTED[0] if need < free else HOSTED[1]
+        return HOSTED[0] if tokens * self.hosted_bytes() < free else HOSTED[1]
 
     def kept_bytes(self, keep: str) -> int:
         """Of each token of a pass, until the backward pass has come by; on the host: of those layers that are here."""
@@ -339,9 +336,13 @@ class Layers:
             return AT_ONCE * max(sizes.hosted(keep) for sizes in self._sizes())
         return sum(sizes.kept(keep) for sizes in self._sizes())
 
-    def passing_bytes(self) -> int:
-        """Of each token, what one layer's backward pass takes for a while."""
-        return max(sizes.passing() for sizes in self._sizes())
+    def hosted_bytes(self) -> int:
+        """Of each token of a pass, in the host's memory."""
+        return sum(sizes.hosted(HOSTED[0]) for sizes in self._sizes())
+
+    def passing_bytes(self, tokens: float, keep: str) -> int:
+        """Of each token of a pass of so many, what one layer's backward pass takes for a while."""
+        return max(sizes.passing(tokens, keep) for sizes in self._sizes())
 
     def _sizes(self) -> list[LayerSizes]:
         wide, low = self._layout.embedding.weight.element_size(), self.dtype.itemsize

@@ -18,9 +18,12 @@ import torch
 from grpo.config import ConfigError
 from grpo.language.planning.gpus import GPU, GPUS, gpu_called
 from grpo.language.scoring.decoder_layout import HOSTED, KEEP
+from grpo.language.scoring.dense import LONG
 
 TILE_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 """Size of the float32 logits of one tile. On a CPU above the size from which memory goes back to the system at once."""
+MLP_TILE = 512 * 2**20
+"""Of gate and up of a tile of tokens, where they are not kept: from there on products are no faster with more."""
 FORWARD = 32_768
 """Tokens of a pass without gradient, which keeps nothing: at most."""
 SLOWER = 0.1
@@ -29,8 +32,15 @@ IN_PIECES = 0.9
 """Of the memory that is free, what can be counted on: the rest lies between pieces."""
 CONTEXT = 800 * 2**20
 """Bytes that CUDA and the kernels themselves take of a GPU, outside of torch's sight."""
-AGAIN = {"everything": 0.0, "attention": 0.09, "input": 0.21, "host": 0.25}
-"""Time that computing again takes where less is kept, as a share of the gradients' without."""
+AGAIN = {"everything": 0.0, "attention": 0.09, "input": 0.21, "host": 0.17}
+"""Time that computing again takes where less is kept, as a share of the products' without."""
+ATTENDED_AGAIN = {"input": 1 / 3.5}
+"""The same of attention's."""
+ATTENTION, LONG_ATTENTION = 0.47, 0.8
+"""Of the rate of a large product, what attention's kernels reach: with segments below `dense.LONG`, and from there on.
+"""
+HOST_BYTES = 25e9
+"""That go to the host, or come from there, in a second."""
 PASS_BYTES = 44
 """Bytes that a pass moves for each trained weight, however few its tokens are: rounding it, adding to its gradient."""
 PASS_LAYER = 3e-3
@@ -48,8 +58,12 @@ class Costs(Protocol):
         """Of all layers together, until the backward pass has come by; `keep` is one of `decoder_layout.KEEP`."""
         ...
 
-    def passing_bytes(self) -> int:
-        """While one layer's backward pass is computed: the widest layer's."""
+    def hosted_bytes(self) -> int:
+        """Of all layers together, in the host's memory where `keep` is `host`."""
+        ...
+
+    def passing_bytes(self, tokens: float, keep: str) -> int:
+        """While one layer's backward pass is computed, the widest layer's, in a pass of so many tokens."""
         ...
 
 
@@ -85,10 +99,32 @@ class LayerSizes:
             total += 2 * self.inner * self.low
         return total
 
-    def passing(self) -> int:
-        """Bytes a token while its backward pass is computed."""
+    def passing(self, tokens: float, keep: str) -> int:
+        """Bytes a token while its backward pass is computed, in a pass of so many tokens."""
+        return max(self._through_mlp(tokens, keep), self._through_attention(keep))
+
+    def _through_mlp(self, tokens: float, keep: str) -> int:
         mlp = 4 * self.inner * self.low  # the gate's result, its gradient, those of gate and up
-        return mlp + self.width * (2 * self.wide + self.low)
+        around = self.width * (2 * self.wide + self.low)
+        if keep == "everything":
+            return mlp + around
+        both = 2 * self.inner * self.low
+        around += self._recomputed(keep) + (0 if keep == "attention" else self.width * self.wide)
+        return around + int((mlp + both) * min(MLP_TILE / (both * max(tokens, 1)), 1))
+
+    def _through_attention(self, keep: str) -> int:
+        """Gradients of what is found, of queries, keys and values, of their products; sums in float32; those again."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        low = 4 * q + 3 * kv + (2 * q if self.heads != self.kv_heads else 0)
+        around = self.width * (2 * self.wide + (self.low if self.low != self.wide else 0))
+        return around + low * self.low + 4 * q + self._recomputed(keep)
+
+    def _recomputed(self, keep: str) -> int:
+        """Queries, keys and values, and what attention finds, where they were not kept."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if keep in ("everything", "attention"):
+            return 0
+        return (q + 2 * kv + (0 if keep == "host" else q)) * self.low
 
 
 @dataclass(frozen=True)
@@ -112,6 +148,17 @@ class Rows:
         """All that are computed where no group is cut."""
         return self.groups * self.block
 
+    @property
+    def pairs(self) -> float:
+        """Tokens that see each other: below the diagonal, and completions their prompt."""
+        seen = self.prompt**2 / 2 + self.group * self.completion * (self.prompt + self.completion / 2)
+        return self.groups * seen
+
+    @property
+    def attention_share(self) -> float:
+        """Of the rate of a large product, what attention's kernels reach with these."""
+        return LONG_ATTENTION if self.completion >= LONG else ATTENTION
+
 
 @dataclass(frozen=True)
 class Way:
@@ -124,23 +171,32 @@ class Way:
     bytes: int
     """That a pass takes for what is kept of it, and what passes through a layer."""
     time: float
-    """Of the gradients, where 1 is all tokens with nothing computed again and passes that cost nothing."""
+    """Of the gradients, where 1 is all tokens' products, nothing computed again, and passes that cost nothing."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What passes cost beside their tokens, in tokens that could be computed meanwhile."""
+    """What passes cost beside their tokens' products, in tokens that could be computed meanwhile."""
 
     fixed: float
     """Of each pass, for the weights."""
     least: float
     """That a pass takes at least, until the host has launched it."""
+    pair: float = 0.0
+    """Of two tokens that see each other, where attention is as fast as products."""
+    moved: float = 0.0
+    """Of a byte that goes to the host: forward, where less is computed meanwhile than on the way back."""
 
     @classmethod
-    def of(cls, weights: int, trained: int, layers: int, width: int, gpu: GPU) -> Pace:
-        """Of a model with so many weights, by its layers and their width."""
+    def of(cls, weights: int, trained: int, layers: int, width: int, attended: int, gpu: GPU) -> Pace:
+        """Of a model with so many weights, by its layers, their width, and that of all heads."""
         token = (4 * weights + 2 * trained) / (products_share(width) * gpu.flops_per_s)
-        return cls(PASS_BYTES * trained / gpu.bytes_per_s / token, PASS_LAYER * layers / token)
+        return cls(
+            fixed=PASS_BYTES * trained / gpu.bytes_per_s / token,
+            least=PASS_LAYER * layers / token,
+            pair=3.5 * 4 * layers * attended / gpu.flops_per_s / token,
+            moved=3 / HOST_BYTES / token,
+        )
 
 
 def products_share(width: int) -> float:
@@ -155,12 +211,14 @@ def ways(costs: Costs, rows: Rows, pace: Pace) -> list[Way]:
     parts = {max(round(rows.group / 2**power), 1) for power in range(1, 12)} if rows.group > 1 else set()
     for part in sorted(parts):  # of one group: its prompt is computed again with each
         cuts.append((rows.prompt + part * rows.completion, rows.groups * math.ceil(rows.group / part)))
-    found = []
+    found, attention = [], rows.pairs * pace.pair / rows.attention_share
     for tokens, passes in cuts:
         computed = max(passes * tokens, rows.tokens) if tokens < rows.block else rows.tokens
         for keep in AGAIN:
-            size = math.ceil(tokens * (costs.kept_bytes(keep) + costs.passing_bytes()))
-            time = max(computed * (1 + AGAIN[keep]) + passes * pace.fixed, passes * pace.least) / rows.tokens
+            size = math.ceil(tokens * (costs.kept_bytes(keep) + costs.passing_bytes(tokens, keep)))
+            time = computed * (1 + AGAIN[keep]) + attention * (1 + ATTENDED_AGAIN.get(keep, 0.0)) + passes * pace.fixed
+            moved = computed * costs.hosted_bytes() * pace.moved if keep == "host" else 0.0
+            time = max(time, moved, passes * pace.least) / rows.tokens
             found.append(Way(math.ceil(tokens), keep, passes, size, time))
     return found
 
@@ -215,12 +273,15 @@ def gpu_here(device: torch.device) -> GPU:
 
 def tokens_without_gradient(costs: Costs, device: torch.device) -> int:
     """For log-probs alone."""
-    return int(min(max(IN_PIECES * free_memory(device) / 2 / costs.passing_bytes(), 1), FORWARD))
+    return int(min(max(IN_PIECES * free_memory(device) / 2 / costs.passing_bytes(FORWARD, KEEP[-1]), 1), FORWARD))
 
 
 def most_to_keep(layers: Costs, tokens: int, device: torch.device, most: str = KEEP[0]) -> str:
     """As much of a pass as there is memory for (`decoder_layout.KEEP`), `most` at most; else on the host."""
-    free = IN_PIECES * free_memory(device) - tokens * layers.passing_bytes() - 2 * TILE_BYTES["cuda"]
+    free = IN_PIECES * free_memory(device) - 2 * TILE_BYTES["cuda"]
     levels = [*KEEP, HOSTED[0]]
-    fitting = (keep for keep in levels[levels.index(most) :] if tokens * layers.kept_bytes(keep) < free)
-    return next(fitting, HOSTED[0])
+
+    def fits(keep: str) -> bool:
+        return tokens * (layers.kept_bytes(keep) + layers.passing_bytes(tokens, keep)) < free
+
+    return next((keep for keep in levels[levels.index(most) :] if fits(keep)), HOSTED[0])

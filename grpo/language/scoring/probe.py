@@ -154,7 +154,7 @@ def can_score(plain: Scorer, plan: ScoringPlan) -> bool:
                 return False
     # No further from float32 than a few times what rounding does to the module itself.
     gaps = [[float((a - b).norm() / (b.norm() + 1e-4)) for a, b in zip(way, found[0], strict=True)] for way in found]
-    coarse = plain.autocast is None and next(plain.body.parameters()).dtype.itemsize < 4
+    coarse = next(plain.body.parameters()).dtype.itemsize < 4
     return all(mine <= (COARSE if coarse else TRUSTED) + 3 * own for own, mine in zip(*gaps[1:], strict=True))
 
 

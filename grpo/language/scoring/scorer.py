@@ -129,7 +129,8 @@ class Scorer:
         free = memory.IN_PIECES * memory.free_memory(self.device) - coming - head
         count, width = sum(p.numel() for p in self.model.parameters()), self.head.weight.shape[1]
         learned = sum(p.numel() for p in trained)
-        pace = memory.Pace.of(count, learned, len(layers.blocks), width, memory.gpu_here(self.device))
+        gpu = memory.gpu_here(self.device)
+        pace = memory.Pace.of(count, learned, len(layers.blocks), width, layers.blocks[0].out.width, gpu)
         way = memory.choose(memory.ways(layers, rows_of(samples), pace), free)
         return way.tokens, way.keep
 

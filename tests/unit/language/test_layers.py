@@ -131,7 +131,7 @@ def test_weights_that_are_frozen_get_no_gradient():
 def test_an_adapter_beside_frozen_weights_gets_peft_s_gradients_tile_by_tile(monkeypatch):
     peft = pytest.importorskip("peft")
     monkeypatch.setattr(module_layers, "ALIGNED", 24)
-    monkeypatch.setattr(module_layers, "TILE_BYTES", 1)
+    monkeypatch.setattr(module_layers, "MLP_TILE", 1)
     rows, config = samples(), peft.LoraConfig(r=2, lora_alpha=3, target_modules="all-linear")
     model = peft.get_peft_model(tiny_model(attention_bias=True), config)
     with torch.no_grad():

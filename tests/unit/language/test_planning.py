@@ -20,7 +20,7 @@ from grpo.language.planning.show import expect_fits
 from grpo.language.planning.sizes import limit_bytes, memory_limit
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring import memory
-from grpo.language.scoring.decoder_layout import KEEP, DecoderLayout, Unsupported
+from grpo.language.scoring.decoder_layout import HOSTED, KEEP, DecoderLayout, Unsupported
 from grpo.language.scoring.layers import Layers
 from grpo.language.scoring.memory import Rows
 from grpo.language.scoring.scorer import rows_of
@@ -97,8 +97,10 @@ def test_moments_gradients_adapter_and_kept_activations_are_torchs_own():
     assert fixed["weights"] == sum(p.nbytes for p in model.parameters())
     assert cost.gradients_bytes(setup) == sum(p.grad.nbytes for p in model.parameters())
     layers = Layers(model, torch.bfloat16)
-    assert [layers.kept_bytes(keep) for keep in KEEP] == [setup.kept_bytes(keep) for keep in KEEP]
-    assert layers.passing_bytes() == setup.passing_bytes()
+    for keep in (*KEEP, *HOSTED):
+        assert layers.kept_bytes(keep) == setup.kept_bytes(keep)
+        assert layers.passing_bytes(100, keep) == setup.passing_bytes(100, keep)
+    assert layers.hosted_bytes() == setup.hosted_bytes()
     for targets in ("all-linear", ("q_proj", "v_proj")):
         adapted = get_peft_model(
             AutoModelForCausalLM.from_config(config),
