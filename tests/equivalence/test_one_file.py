@@ -68,12 +68,10 @@ def test_same_weights_as_the_library(script, seed):
     assert moved > 1.0
 
 
-def test_it_learns(script):
-    """Three seeds: greedy answers are right for nearly every prompt."""
-    scores = []
-    for seed in range(3):
-        policy = script.train(seed=seed, log=lambda line: None)
-        prompts = torch.arange(script.DIGITS)
-        answers, _ = script.sample(policy, prompts, greedy=True)
-        scores.append(float(script.reward(prompts, answers).mean()))
-    assert min(scores) > 0.9, scores
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+def test_it_learns(script, seed):
+    """Greedy answers are right for nearly every prompt."""
+    policy = script.train(seed=seed, log=lambda line: None)
+    prompts = torch.arange(script.DIGITS)
+    answers, _ = script.sample(policy, prompts, greedy=True)
+    assert float(script.reward(prompts, answers).mean()) > 0.9

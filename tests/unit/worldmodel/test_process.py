@@ -16,7 +16,7 @@ import resource, sys, torch
 from grpo.worldmodel.process import keep_freed
 assert sys.argv[1] == "as_it_is" or keep_freed()
 faults = []
-for _ in range(40):
+for _ in range(20):
     torch.ones(2**24).sum()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
 print(faults[-1] - faults[-9])  # where the first ones end up is chance

@@ -166,7 +166,7 @@ def test_every_setting_changes_what_is_learned(changes):
 
 
 def test_windows_with_a_fitted_value_learn():
-    """CartPole to about 470 of 500 with 12,800 steps, on four seeds out of four."""
+    """CartPole to about 460 of 500 with 6,000 steps."""
     made = GRPOTrainer(
         env="CartPole-v1",
         group_by="steps",
@@ -177,5 +177,5 @@ def test_windows_with_a_fitted_value_learn():
         decisions_per_minibatch=128,
         num_iterations=8,
     )
-    made.train(steps=25, progress=None)
+    made.train(steps=12, progress=None)
     assert made.evaluate(10).metrics()["return"] > 250
