@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpo.config import ConfigError
-from grpo.errors import nearest
+from grpo.errors import ConfigError, nearest
 
 TINY = "tiny"
 """The model's name in the settings."""

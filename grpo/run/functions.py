@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from grpo.config import ConfigError
-from grpo.errors import line, nearest
+from grpo.errors import ConfigError, line, nearest
 
 
 class FromFile:

@@ -52,7 +52,7 @@ def test_processes_that_judge_call_tools_and_step_environments_start_light():
         f"{home}.turns.tools, {home}.rewards.calling, {home}.rewards.maths, {home}.rewards.code, "
         f"{home}.data.columns, grpo.envs.processes"
     )
-    report = f"import sys, {modules}\nprint({{'torch', 'transformers', 'jax'}} & {{*sys.modules}})"
+    report = f"import sys, {modules}\nprint({{'torch', 'transformers', 'jax', 'pydantic'}} & {{*sys.modules}})"
     result = python("-c", report, cwd=ROOT)
     assert result.stdout.strip() == "set()", result.stdout + result.stderr
 

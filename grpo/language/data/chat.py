@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.language.engines import Tokens
 from grpo.language.samples import Message
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.language.data.rows import Row
 
 if TYPE_CHECKING:  # a process that judges gets an Answer, and must not load PyTorch for it

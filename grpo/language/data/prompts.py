@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.language.data.chat import Chat
 from grpo.language.data.columns import ENOUGH, Columns
 from grpo.language.data.rows import Row, Rows, load, read_rows

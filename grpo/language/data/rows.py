@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.run.files import FolderError, parse_json
 from grpo.run.inside import open_regular
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.language.data.rows import Row
 from grpo.language.samples import Prompt
 

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo.config import ConfigError
-from grpo.errors import line
+from grpo.errors import ConfigError, line
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
 from grpo.language.rewards.lookup import find
 from grpo.run.functions import FromFile

@@ -20,7 +20,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 from grpo.language.rewards import sandbox
 from grpo.language.rewards.code import Code
 from grpo.language.rewards.form import Length, Regex, Repetition, SoftOverlong, Think, Xml

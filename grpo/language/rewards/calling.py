@@ -12,7 +12,6 @@ start fast.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import math
@@ -27,8 +26,7 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from grpo.config import ConfigError
-from grpo.errors import line, nearest
+from grpo.errors import ConfigError, line, nearest
 from grpo.rollouts import LARGEST_REWARD
 from grpo.run.signals import from_a_person
 
@@ -237,6 +235,8 @@ def answer(call: Call, task: Task, timeout: float) -> Reply:
     calls = [note.added_to(named) for note, named in zip(notes, task.calls, strict=True)]
     size = len(task.rows) if call.batched else 1
     if call.asynchronous:
+        import asyncio  # here and below: loading it takes as long as all else that a worker needs
+
         found = asyncio.run(_gather(call, calls, size, timeout))
     else:
         found = [_call(call, named, size) for named in calls]
@@ -257,6 +257,8 @@ def _call(call: Call, named: Mapping[str, Any], size: int) -> list[Verdict]:
 
 
 async def _gather(call: Call, calls: Sequence[Mapping[str, Any]], size: int, timeout: float) -> list[list[Verdict]]:
+    import asyncio
+
     async def kept(named: Mapping[str, Any]) -> list[Verdict]:
         try:
             return _read(call, await call.function(**named), size)

@@ -10,7 +10,7 @@ from collections.abc import Sized
 from dataclasses import dataclass
 from functools import cached_property
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 
 TAG_SETS = (("<think>", "</think>", "<answer>", "</answer>"), ("<reasoning>", "</reasoning>", "<answer>", "</answer>"))
 TRAILING_COST = 0.008

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo.config import ConfigError
-from grpo.errors import nearest
+from grpo.errors import ConfigError, nearest
 from grpo.run.functions import function_of
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo.config import ConfigError
-from grpo.errors import line
+from grpo.errors import ConfigError, line
 from grpo.language.model.damage import expect_whole, flaw_in
 
 if TYPE_CHECKING:

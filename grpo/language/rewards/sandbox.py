@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo.config import ConfigError
+from grpo.errors import ConfigError
 
 LOOK = 0.05
 """Seconds between two counts of a program's files: some thousand can be made in that time."""

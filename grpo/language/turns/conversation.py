@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from grpo.capabilities import Closes
-from grpo.config import ConfigError
-from grpo.errors import line
+from grpo.errors import ConfigError, line
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, check_prefixes, unquoted
 from grpo.language.engines import Completion, Engine, Sampling, Tokens, in_groups

@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo.config import ConfigError
-from grpo.errors import line
+from grpo.errors import ConfigError, line
 from grpo.workers import Pool
 
 LONGEST = 2_000
