@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from grpo.capabilities import Teaches
 from grpo.config import ConfigError
 from grpo.language.config import ONLY_WHOLE, LanguageConfig
 from grpo.language.data.chat import Chat, prepare_tokenizer
@@ -22,6 +23,7 @@ from grpo.language.engines.inline import context_of
 from grpo.language.model import loading, reference
 from grpo.language.model.adapters import is_adapted, with_adapter
 from grpo.language.model.optimizer import RoundedAdamW
+from grpo.language.model.teacher import make_teacher
 from grpo.language.planning import show as planning
 from grpo.language.planning.shape import ModelShape, Unknown
 from grpo.language.planning.sizes import limit_bytes
@@ -51,6 +53,7 @@ class Given:
     tools: Any = None
     environment: Any = None
     ref_model: Any = None
+    teacher_model: Any = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class Parts:
     policy: LanguagePolicy
     source: LanguageSource
     reference: Reference | None
+    teacher: Teaches | None
     optimizer: torch.optim.Optimizer
 
 
@@ -94,7 +98,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     player = player_of(config, chat, tokens, given.tools, given.environment)  # first: tools are part of every prompt
     prompts, held_out = data_of(config, chat, given.train_dataset, given.eval_dataset, context_of(base))
     rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes)
-    if not rewards.names and isinstance(player, OneAnswer):
+    if not rewards.names and isinstance(player, OneAnswer) and config.recipe.outcome_coef:
         raise ConfigError(
             "there is no reward: give reward_funcs, or set rewards to a built-in name (correctness, xml, …) or "
             "file.py:function"
@@ -108,6 +112,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         policy=policy,
         source=LanguageSource(policy, engine, player, tokens, prompts, held_out, rewards, config),
         reference=reference_of(config, policy, fresh, given.ref_model),
+        teacher=make_teacher(config, given.teacher_model, policy, chat, tokenizer),
         optimizer=optimizer_of(config, policy, given.optimizers[0]),
     )
 

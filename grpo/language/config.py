@@ -43,6 +43,7 @@ BLOCKS: Blocks = {
         "engine_kwargs", "rows_per_generation", "speculate",
     ),
     "turns": ("tools", "environment", "max_turns"),
+    "teacher": ("teacher", "teacher_template", "teacher_success"),
     "update": (
         "tokens_per_microbatch", "memory", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1",
         "adam_beta2", "adam_epsilon",
@@ -205,6 +206,17 @@ class LanguageConfig(GRPOConfig):
     max_turns: int = Field(default=8, ge=1)
     """Completions in one conversation at most, with tools or an environment."""
 
+    # --- a teacher
+    teacher: str | None = None
+    """A model that says how likely each sampled token would have been to it: a hub id, a folder, or a run's. By itself
+    it is the recipe opd; beside the rewards it needs teacher_coef."""
+    teacher_template: str = (
+        "{prompt}\n\nThis is a correct answer:\n\n{answer}\n\nNow answer the question yourself, in your own words."
+    )
+    """What a teacher that sees more reads in place of the user's last message; {prompt} and {answer} are filled in."""
+    teacher_success: float = 1.0
+    """Reward from which on a try succeeded, for teacher_sees=success."""
+
     # --- training batches
     tokens_per_microbatch: int | None = Field(default=None, ge=1)
     """Tokens in one forward and backward pass; changes memory, not the gradient. None: 4,096 on a CPU; on a GPU as few
@@ -268,6 +280,8 @@ class LanguageConfig(GRPOConfig):
 
     def __init__(self, output_dir: str | None = None, *, _dialect: str = "trl", **settings: Any) -> None:
         given = settings if output_dir is None else {"output_dir": output_dir, **settings}
+        if given.get("teacher") and not given.keys() & {"loss_type", "recipe", "teacher_coef", "algorithm"}:
+            given = given | {"loss_type": "opd"}  # a teacher alone
         try:
             given, run, translations = translate_run(given)
             run_config(run, translations)
@@ -367,6 +381,13 @@ class LanguageConfig(GRPOConfig):
             for name in ("warm_start_batch", "warm_start_learning_rate"):
                 if name in given:
                     idle[name] = "it needs warm_start_steps"
+        recipe = self.recipe
+        if self.teacher is not None and not recipe.teacher_coef:
+            idle["teacher"] = f"recipe {self.loss_type} has no teacher; set teacher_coef, or use recipe opd"
+        if "teacher_template" in given and recipe.teacher_sees == "prompt":
+            idle["teacher_template"] = "it needs teacher_sees=answer or success"
+        if "teacher_success" in given and recipe.teacher_sees != "success":
+            idle["teacher_success"] = "it needs teacher_sees=success"
         if "hub_model_id" in given and not self.push_to_hub:
             idle["hub_model_id"] = "it needs push_to_hub"
         if "chat_template_kwargs" in given and self.skip_apply_chat_template:
@@ -394,6 +415,8 @@ def _check(config: LanguageConfig) -> None:
         raise ConfigError(f"weights=bfloat16 are computed with in bfloat16; dtype={config.dtype} cannot go with them")
     if config.lora_rank and config.adapter:
         raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
+    if config.recipe.teacher_coef and "{answer}" not in config.teacher_template:
+        raise ConfigError("teacher_template has no {answer}, so that the teacher would be told nothing; write it in")
     if config.tools and config.environment:
         raise ConfigError("give tools or an environment; an environment can offer its own tools")
     if config.speculate and (config.tools or config.environment):

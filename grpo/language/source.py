@@ -177,6 +177,8 @@ class LanguageSource:
                 self.rewards.add(pending, part)
             with self.stopwatch("rewards_wait"):
                 judged = self.rewards.finish(pending)
+            if not self.rewards.names and not self.config.recipe.outcome_coef:  # a teacher alone judges
+                judged = replace(judged, errors={})
         finally:
             self.rewards.drop(pending)
         return [self._with(pending.samples[row], judged, row) for row in range(len(seeds))], judged

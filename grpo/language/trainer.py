@@ -27,6 +27,7 @@ from grpo.language.compat.easydel import vInference
 from grpo.language.config import LanguageConfig
 from grpo.language.evaluate import EVALUATION, Evaluation
 from grpo.language.model import output
+from grpo.language.model.teacher import NoTeacher
 from grpo.language.model.warmup import warm_start
 from grpo.language.rewards.builtin import BUILTIN
 from grpo.language.rewards.lookup import Unloaded
@@ -152,6 +153,7 @@ class GRPOTrainer(RunTrainer):
         arguments: LanguageConfig | None = None,
         vinference: vInference | None = None,
         ref_model: Any = None,
+        teacher_model: Any = None,
     ) -> None:
         if args is not None and arguments is not None:
             raise TypeError("args and arguments are the same thing; give one of them")
@@ -164,7 +166,7 @@ class GRPOTrainer(RunTrainer):
             processing_class = vinference.tokenizer if processing_class is None else processing_class
         given = Given(
             model, reward_funcs, train_dataset, eval_dataset, processing_class, reward_processing_classes, optimizers,
-            quantization_config, peft_config, tools, environment, ref_model,
+            quantization_config, peft_config, tools, environment, ref_model, teacher_model,
         )  # fmt: skip
         parts = build(config, given)
         self.tokens, self.chat = parts.tokens, parts.chat
@@ -177,6 +179,7 @@ class GRPOTrainer(RunTrainer):
             optimizer=parts.optimizer,
             source=parts.source,
             hooks=[self._around],
+            teacher=parts.teacher,
         )
         self.source.output = self.save_model
 
@@ -307,7 +310,8 @@ def make_trainer(config: LanguageConfig) -> GRPOTrainer:
 def make_speaker(config: LanguageConfig) -> GRPOTrainer:
     """The same for a model that is only talked to or saved: rewards are named, none of their code is loaded."""
     rewards = [word if word.partition(":")[0] in BUILTIN else Unloaded(word) for word in config.rewards]
-    return GRPOTrainer(args=config.but(rewards=()) if rewards else config, reward_funcs=rewards)
+    teacher = NoTeacher() if config.recipe.teacher_coef else None
+    return GRPOTrainer(args=config.but(rewards=()) if rewards else config, reward_funcs=rewards, teacher_model=teacher)
 
 
 def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:

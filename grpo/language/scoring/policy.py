@@ -51,7 +51,7 @@ class LanguagePolicy:
         steps = int(rows.mask_NT.shape[1])
         with self.precision():
             if torch.is_grad_enabled():
-                return self.scorer(rows.inputs, steps, entropy)
+                return self.scorer(rows.inputs, steps, entropy, rows.choice_NTK)
             return self.scorer.in_parts(rows.inputs, steps, entropy)
 
     def parameters(self) -> Mapping[str, Tensor]:

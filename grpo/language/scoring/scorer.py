@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,11 +23,12 @@ from grpo.language.scoring import memory, segments
 from grpo.language.scoring.decoder_layout import HOSTED, KEEP, unwrapped
 from grpo.language.scoring.head import log_probs
 from grpo.language.scoring.packing import PackedBatch, by_prompt, fill, pack
-from grpo.rollouts import Scores
+from grpo.rollouts import Scores, Taught
 
 if TYPE_CHECKING:
     from grpo.language.scoring.layers import Layers
 
+Found = TypeVar("Found")
 BUDGET = {"cpu": 4096}
 """Tokens of a pass unless the settings say otherwise; 32,768 elsewhere."""
 
@@ -73,9 +74,13 @@ class Scorer:
         self._halved = 0
         """Times that a pass without gradient ran out of memory."""
 
-    def __call__(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
-        """(N, T) of the tokens that were sampled, 0 elsewhere."""
+    def __call__(
+        self, samples: Sequence[Sample], steps: int, entropy: bool = False, choice_NTK: Tensor | None = None
+    ) -> Scores:
+        """(N, T) of the tokens that were sampled, 0 elsewhere; where K others of each are named, of these, too."""
         batch = pack(samples, steps, self.packing, self.pad, self.device)
+        if choice_NTK is not None:
+            return self._with_choices(batch, choice_NTK, entropy)
         if self.plan.whole_logits:
             out_LV = self.causal(**self._arguments(batch)).logits.flatten(0, 1)[batch.at_M]
             logp_M, entropy_M = self._of_logits(out_LV, batch.target_M, entropy)
@@ -88,19 +93,29 @@ class Scorer:
 
     def in_parts(self, samples: Sequence[Sample], steps: int, entropy: bool = False) -> Scores:
         """The same without gradient, in passes that fit; out of memory: in smaller ones."""
+        found, order = self._parts(samples, lambda some: self(some, steps, entropy))
+        entropy_NT = torch.cat([s.entropy_NT for s in found if s.entropy_NT is not None])[order] if entropy else None
+        return Scores(torch.cat([s.logp_NT for s in found])[order], entropy_NT)
+
+    def likeliest(self, samples: Sequence[Sample], steps: int, count: int) -> Taught:
+        """Log-probs of the tokens that were sampled and of the `count` likeliest at each place; without gradient."""
+        found, order = self._parts(samples, lambda some: self._with_likeliest(some, steps, count))
+        made = (torch.cat(arrays)[order] for arrays in zip(*found, strict=True))
+        return Taught(*made)
+
+    def _parts(self, samples: Sequence[Sample], score: Callable[[list[Sample]], Found]) -> tuple[list[Found], Tensor]:
+        """What `score` says of passes that fit, and the order that puts their rows back in place."""
         while True:
             parts = self.split(samples, self._without_gradient, self._halved)
             try:
                 with torch.no_grad():
-                    found = [self([samples[row] for row in rows], steps, entropy) for rows in parts]
+                    found = [score([samples[row] for row in rows]) for rows in parts]
                 break
             except torch.OutOfMemoryError:
                 if all(len(rows) == 1 for rows in parts):
                     raise
             self._halved += 1
-        order = torch.as_tensor([row for rows in parts for row in rows]).argsort().to(self.device)
-        entropy_NT = torch.cat([s.entropy_NT for s in found if s.entropy_NT is not None])[order] if entropy else None
-        return Scores(torch.cat([s.logp_NT for s in found])[order], entropy_NT)
+        return found, torch.as_tensor([row for rows in parts for row in rows]).argsort().to(self.device)
 
     def split(self, samples: Sequence[Sample], limit: int | None, halvings: int = 0) -> list[Sequence[int]]:
         """Rows of passes of at most `limit` tokens; None: as many as are worth their memory."""
@@ -192,28 +207,71 @@ class Scorer:
         return logp_M, logp_M if entropy_M is None else entropy_M
 
     def _by_tiles(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        columns, sizes = self.head.weight.shape[0], memory.TILE_BYTES
-        tile = max(sizes.get(self.device.type, sizes["cuda"]) // (4 * columns), 16)
+        made = self._tiled(lambda hidden, target: self._tile(hidden, target, entropy), hidden_MD, target_M)
+        return made[0], made[1]
+
+    def _tiled(self, compute: Callable[..., tuple[Tensor, ...]], *columns: Tensor) -> tuple[Tensor, ...]:
+        """What `compute` says of all tokens, a tile of them at a time."""
+        rows, sizes = self.head.weight.shape[0], memory.TILE_BYTES
+        tile = max(sizes.get(self.device.type, sizes["cuda"]) // (4 * rows), 16)
         found = []
-        for hidden, target in zip(torch.split(hidden_MD, tile), torch.split(target_M, tile), strict=True):
+        for some in zip(*(torch.split(column, tile) for column in columns), strict=True):
             again = torch.is_grad_enabled()  # a tile's logits are not kept for the backward pass but computed again
-            made = (
-                checkpoint(self._tile, hidden, target, entropy, use_reentrant=False)
-                if again
-                else self._tile(hidden, target, entropy)
-            )
-            found.append(made)
-        logp, entropies = zip(*found, strict=True)
-        return torch.cat(logp), torch.cat(entropies)
+            found.append(checkpoint(compute, *some, use_reentrant=False) if again else compute(*some))
+        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
 
     def _tile(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         return self._of_logits(self.after_head(self.head(hidden_MD)), target_M, entropy)
 
+    def _with_choices(self, batch: PackedBatch, choice_NTK: Tensor, entropy: bool) -> Scores:
+        def compute(out: Tensor, target_M: Tensor, choice_MK: Tensor) -> tuple[Tensor, ...]:
+            logits_MV = self._logits(out)
+            logp_M, entropy_M = self._of_logits(logits_MV, target_M, entropy)
+            scaled_MV = self._scaled(logits_MV)
+            return logp_M, entropy_M, scaled_MV.gather(-1, choice_MK) - scaled_MV.logsumexp(-1, keepdim=True)
+
+        shape, count = choice_NTK.shape[:2], choice_NTK.shape[2]
+        chosen_MK = choice_NTK.to(self.device).flatten(0, 1)[batch.cell_M]
+        logp_M, entropy_M, choice_MK = self._tiled(compute, self._outputs(batch), batch.target_M, chosen_MK)
+        flat_NTK = torch.zeros(shape[0] * shape[1], count, dtype=choice_MK.dtype, device=self.device)
+        return Scores(
+            _scattered(logp_M, batch.cell_M, (shape[0], shape[1])),
+            _scattered(entropy_M, batch.cell_M, (shape[0], shape[1])) if entropy else None,
+            choice_logp_NTK=flat_NTK.index_copy(0, batch.cell_M, choice_MK).reshape(*shape, count),
+        )
+
+    def _with_likeliest(self, samples: list[Sample], steps: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        def compute(out: Tensor, target_M: Tensor) -> tuple[Tensor, ...]:
+            logp_MV = self._scaled(self._logits(out)).log_softmax(-1)
+            best_MK, choice_MK = logp_MV.topk(min(count, logp_MV.shape[-1]), -1)
+            return logp_MV.gather(-1, target_M[:, None])[:, 0], choice_MK, best_MK
+
+        batch = pack(samples, steps, self.packing, self.pad, self.device)
+        logp_M, choice_MK, best_MK = self._tiled(compute, self._outputs(batch), batch.target_M)
+        flat = [
+            torch.zeros(len(samples) * steps, x.shape[1], dtype=x.dtype, device=x.device) for x in (choice_MK, best_MK)
+        ]
+        choice_LK, best_LK = (x.index_copy(0, batch.cell_M, y) for x, y in zip(flat, (choice_MK, best_MK), strict=True))
+        shape = (len(samples), steps)
+        logp_NT = _scattered(logp_M, batch.cell_M, shape)
+        return logp_NT, choice_LK.reshape(*shape, -1), best_LK.reshape(*shape, -1)
+
+    def _outputs(self, batch: PackedBatch) -> Tensor:
+        """What `_logits` makes logits of: hidden states, or the module's own logits where its head is not known."""
+        if not self.plan.whole_logits:
+            return self._hidden(batch)
+        logits_LV: Tensor = self.causal(**self._arguments(batch)).logits.flatten(0, 1)
+        return logits_LV[batch.at_M]
+
+    def _logits(self, out: Tensor) -> Tensor:
+        return out if self.plan.whole_logits else self.after_head(self.head(out))
+
+    def _scaled(self, logits_MV: Tensor) -> Tensor:
+        logits_MV = logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
+        return logits_MV if self.temperature == 1.0 else logits_MV / self.temperature
+
     def _of_logits(self, logits_MV: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        if logits_MV.dtype != torch.float64:
-            logits_MV = logits_MV.float()
-        if self.temperature != 1.0:
-            logits_MV = logits_MV / self.temperature
+        logits_MV = self._scaled(logits_MV)
         total_M = logits_MV.logsumexp(-1)
         logp_M = logits_MV.gather(-1, target_M[:, None])[:, 0] - total_M
         if not entropy:

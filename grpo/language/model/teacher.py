@@ -1,0 +1,207 @@
+"""Who teaches a language model: another one that reads the same tokens, or itself with more in its prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grpo.capabilities import Teaches
+from grpo.config import ConfigError
+from grpo.experience import trajectory_reward
+from grpo.language.config import LanguageConfig
+from grpo.language.data.chat import Chat
+from grpo.language.model import loading
+from grpo.language.samples import Prompt, Sample
+from grpo.language.scoring.modes import mode_of
+from grpo.language.scoring.policy import LanguagePolicy
+from grpo.language.scoring.probe import make_scorer
+from grpo.language.scoring.scorer import Scorer
+from grpo.models import device_of
+from grpo.rollouts import Rollouts, Taught
+
+GIB = 2**30
+MOST_CHOICES = 4096
+"""Of each token, and so much memory: a vocabulary is compared whole only where it is no larger."""
+
+
+class LanguageTeacher:
+    """Scores what the student sampled, once a step, in passes of a limited number of tokens."""
+
+    def __init__(self, scorer: Scorer, policy: LanguagePolicy, chat: Chat, config: LanguageConfig) -> None:
+        """scorer: of the teacher; the policy's own where it teaches itself."""
+        self._scorer, self._policy, self._chat, self._config = scorer, policy, chat, config
+        self._context = float(getattr(scorer.causal.config.get_text_config(), "max_position_embeddings", None) or "inf")
+
+    @torch.no_grad()
+    def teach(self, rows: Rollouts) -> Taught:
+        """Its log-probs of the sampled tokens, NaN where it has nothing to say; its likeliest ones where asked for."""
+        recipe, steps = self._config.recipe, int(rows.mask_NT.shape[1])
+        prompts = self._prompts(rows)
+        told = [row for row, prompt in enumerate(prompts) if prompt is not None]
+        samples = [replace(rows.inputs[row], prompt=prompts[row]) for row in told]
+        logp_NT = torch.full(tuple(rows.mask_NT.shape), float("nan"), device=rows.mask_NT.device)
+        count = recipe.teacher_top_k if recipe.teacher_over == "top_k" else 0
+        choices: list[Tensor] = []
+        if samples:
+            with mode_of(self._scorer.model, False), self._scorer.precision():
+                if count:
+                    found = self._scorer.likeliest(samples, steps, count)
+                    choices = [x for x in (found.choice_NTK, found.choice_logp_NTK) if x is not None]
+                    logp_NT[told] = found.logp_NT.to(logp_NT)
+                else:
+                    logp_NT[told] = self._scorer.in_parts(samples, steps).logp_NT.to(logp_NT)
+        if not count:
+            return Taught(logp_NT)
+        width = choices[0].shape[2] if choices else 1
+        placed = [torch.zeros(*rows.mask_NT.shape, width, dtype=kind, device=logp_NT.device)
+                  for kind in (torch.int64, torch.float32)]  # fmt: skip
+        for array, some in zip(placed, choices, strict=False):
+            array[told] = some.to(array)
+        return Taught(logp_NT, *placed)
+
+    def _prompts(self, rows: Rollouts) -> list[Prompt | None]:
+        """What the teacher reads before each completion; None: there is nothing to show it, or no room for that."""
+        samples: Sequence[Sample] = rows.inputs
+        sees = self._config.recipe.teacher_sees
+        if sees == "prompt":
+            return [sample.prompt for sample in samples]
+        hints = [_answer(sample.prompt) for sample in samples] if sees == "answer" else self._successes(rows)
+        made: dict[tuple[int, str], Prompt] = {}
+        found: list[Prompt | None] = []
+        for sample, hint in zip(samples, hints, strict=True):
+            if hint is None:
+                found.append(None)
+                continue
+            key = (id(sample.prompt), hint)
+            made[key] = made.get(key) or self._hinted(sample.prompt, hint)
+            fits = len(made[key].ids) + sample.length <= self._context
+            found.append(made[key] if fits else None)
+        return found
+
+    def _successes(self, rows: Rollouts) -> list[str | None]:
+        """For each row the first other try of its group whose reward is high enough."""
+        reward_N, weight_N = trajectory_reward(rows, self._config.recipe)
+        good = ((reward_N >= self._config.teacher_success) & (weight_N > 0)).tolist()
+        groups = rows.group_N.tolist()
+        best: dict[int, list[int]] = {}
+        for row, group in enumerate(groups):
+            if good[row]:
+                best.setdefault(group, []).append(row)
+        others = [
+            next((other for other in best.get(group, ()) if other != row), None) for row, group in enumerate(groups)
+        ]
+        return [None if other is None else rows.inputs[other].text for other in others]
+
+    def _hinted(self, prompt: Prompt, hint: str) -> Prompt:
+        """The same prompt with the hint in what the user says last."""
+
+        def with_hint(text: str) -> str:
+            return self._config.teacher_template.replace("{prompt}", text).replace("{answer}", hint)
+
+        if prompt.messages is None:
+            ids, text, messages = self._chat.render(with_hint(prompt.text))
+            return replace(prompt, ids=ids, text=text, messages=messages)
+        said = [dict(message) for message in prompt.messages]
+        last = next((m for m in reversed(said) if m.get("role") == "user" and isinstance(m.get("content"), str)), None)
+        if last is None:
+            raise ConfigError(
+                f"row {prompt.row}: its prompt has no user message in which the teacher could be told more"
+            )
+        last["content"] = with_hint(last["content"])
+        text = self._chat.apply(said, answer=True)
+        return replace(prompt, ids=self._chat.encode(text, bare=False), text=text, messages=said)
+
+
+def make_teacher(
+    config: LanguageConfig, given: Any, policy: LanguagePolicy, chat: Chat, tokenizer: Any
+) -> Teaches | None:
+    """The teacher that settings and recipe ask for; `given`: a loaded model, or whoever teaches, in its place."""
+    recipe = config.recipe
+    if not recipe.teacher_coef:
+        if given is not None:
+            raise ConfigError("teacher_model has no effect here: it needs teacher_coef > 0, or a recipe such as opd")
+        return None
+    if isinstance(given, Teaches):
+        return given
+    vocabulary = policy.scorer.head.weight.shape[0]
+    if recipe.teacher_over == "top_k" and min(recipe.teacher_top_k, vocabulary) > MOST_CHOICES:
+        raise ConfigError(
+            f"teacher_top_k={recipe.teacher_top_k} of every token takes too much memory; 64 is usual, "
+            f"{MOST_CHOICES} the most"
+        )
+    if given is None and config.teacher is None:
+        if recipe.teacher_sees == "prompt":
+            raise ConfigError(
+                f'recipe "{recipe.name}" needs a teacher: give --teacher PATH (a folder, a hub id or a run), or have '
+                "the model teach itself: teacher_sees=answer"
+            )
+        return LanguageTeacher(policy.scorer, policy, chat, config)
+    model = given if given is not None else _loaded(config, tokenizer)
+    _expect_room(model, policy)
+    model.requires_grad_(False).eval()
+    mine = policy.scorer
+    scorer = make_scorer(model, mine.temperature, "auto", mine.set_budget, mine.pad, mine.autocast)
+    return LanguageTeacher(scorer, policy, chat, config)
+
+
+def _loaded(config: LanguageConfig, tokenizer: Any) -> Any:
+    """The model that `teacher` names; a run's folder means the model that it left."""
+    place = str(config.teacher)
+    if (Path(place) / "model" / "config.json").is_file():
+        place = str(Path(place) / "model")
+    named = config.but(model=place, revision=None, tokenizer=None)
+    expect_same_tokens(tokenizer, loading.load_tokenizer(named), str(config.teacher))
+    size = sum(file.stat().st_size for file in Path(place).glob("*.safetensors")) if Path(place).is_dir() else 0
+    told = f"teacher={config.teacher} does not fit: " + (f"its weights take {size / GIB:.1f} GiB" if size else "")
+    if device_of(config.device) == "cuda" and size > torch.cuda.mem_get_info()[0]:
+        raise ConfigError(f"{told} and {torch.cuda.mem_get_info()[0] / GIB:.1f} GiB of the GPU are free; {_SMALLER}")
+    try:
+        return loading.load_model(named, trained_whole=False)
+    except torch.OutOfMemoryError:
+        raise ConfigError(f"{told}; {_SMALLER}") from None
+
+
+_SMALLER = "take a smaller one, a LoRA adapter for the student (lora_rank), or quantize"
+
+
+class NoTeacher:
+    """In the place of a teacher that a run has and somebody who only talks to its model does not need."""
+
+    def teach(self, rows: Rollouts) -> Taught:
+        """Nothing is learned here."""
+        raise ConfigError("this model was opened to be talked to, without its teacher; train it with grpo train")
+
+
+def expect_same_tokens(mine: Any, theirs: Any, name: str) -> None:
+    """Refuse a teacher that would read the student's tokens as other ones."""
+    own, other = mine.get_vocab(), theirs.get_vocab()
+    if own == other:
+        return
+    wrong = next((f"token {i} is {token!r} to the student and {theirs.convert_ids_to_tokens(i)!r} to the teacher"
+                  for token, i in sorted(own.items(), key=lambda item: item[1]) if other.get(token) != i),
+                 f"{len(own):,} tokens and {len(other):,}")  # fmt: skip
+    raise ConfigError(
+        f"teacher={name} has another vocabulary ({wrong}): it cannot say how likely the student's tokens are; take a "
+        "teacher of the same family, with the same tokenizer"
+    )
+
+
+def _expect_room(model: Any, policy: LanguagePolicy) -> None:
+    """A teacher whose head is narrower than the student's has no number for some of its tokens."""
+    mine, theirs = policy.scorer.head.weight.shape[0], model.get_output_embeddings().weight.shape[0]
+    if theirs < mine:
+        raise ConfigError(f"the teacher has {theirs:,} tokens in its head, the student {mine:,}; take one with as many")
+
+
+def _answer(prompt: Prompt) -> str:
+    found = prompt.columns.get("answer")
+    if found is None or found == "":
+        raise ConfigError(
+            f"row {prompt.row} has no answer that the teacher could be shown (teacher_sees=answer); set answer_column"
+        )
+    return str(found)

@@ -1,0 +1,172 @@
+"""Another model, or the same one with more in its prompt, says how likely each token would have been to it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from grpo.config import ConfigError
+from grpo.core import teachers
+from grpo.language import GRPOConfig, GRPOTrainer
+from grpo.language.model.teacher import NoTeacher, expect_same_tokens
+from grpo.language.trainer import make_speaker
+from grpo.protocols import CollectRequest
+from tests.unit.language.tiny import tiny_model, tiny_tokenizer
+
+ROWS = [{"prompt": f"{a}+{a}=", "answer": str(a + a)} for a in range(3, 9)]
+
+
+def make(folder=None, model=None, expert=None, rewards=None, **settings):
+    given = {"group_size": 4, "groups_per_step": 2, "max_completion_length": 5, "preflight": False, "device": "cpu"}
+    args = GRPOConfig(**given | {"output_dir": str(folder or "unused"), "learning_rate": 1e-3} | settings)
+    return GRPOTrainer(
+        model=model or tiny_model(), reward_funcs=rewards, args=args, train_dataset=ROWS,
+        processing_class=tiny_tokenizer(), teacher_model=expert,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def whole(model, sample, temperature=1.0):
+    """Log-probs of every token of the vocabulary at each place of a completion, by the module itself."""
+    ids = torch.cat([torch.as_tensor(sample.prompt.ids), sample.ids])[None]
+    logits = model(ids).logits[0, len(sample.prompt.ids) - 1 : -1]
+    return (logits.float() / temperature).log_softmax(-1)
+
+
+def saved(folder, model=None, tokenizer=None):
+    (model or tiny_model(7)).save_pretrained(folder)
+    (tokenizer or tiny_tokenizer()).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_teacher_alone_is_on_policy_distillation(tmp_path):
+    path = saved(tmp_path / "teacher")
+    trainer = make(tmp_path, teacher=path, model=tiny_model(1))  # no reward, no recipe
+    assert trainer.config.loss_type == "opd" and trainer.recipe.outcome_coef == 0
+    report = trainer.step()
+    rows, their = report.experience.rollouts, tiny_model(7)
+    for row, sample in enumerate(rows.inputs):
+        want = whole(their, sample).gather(-1, sample.ids[:, None])[:, 0]
+        got = report.experience.teacher_logp_NT[row, : sample.length]
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            report.experience.advantage_NT[row, : sample.length], want - rows.old_logp_NT[row, : sample.length],
+            rtol=1e-4, atol=1e-4,
+        )  # fmt: skip
+    assert report["reward"] is None and report["grad_norm"] > 0 and math.isfinite(report["teacher_kl"])
+
+
+@pytest.mark.parametrize("settings", [
+    {"loss_type": "gkd", "teacher_top_k": 9},
+    {"loss_type": "gkd", "teacher_top_k": 500},
+    {"loss_type": "opd", "teacher_in": "loss", "teacher_kl": "forward", "temperature": 0.7},
+])  # fmt: skip
+def test_terms_are_those_of_whole_distributions(settings):
+    student, their = tiny_model(1), tiny_model(7)
+    trainer = make(model=student, expert=their, **settings)
+    rollouts = trainer.source.collect(request()).rollouts
+    said = trainer.teacher.teach(rollouts)
+    recipe, total, count = trainer.recipe, 0.0, 0
+    for row, sample in enumerate(rollouts.inputs):
+        mine, theirs = (whole(model, sample, trainer.config.temperature) for model in (student, their))
+        if recipe.teacher_over == "sampled":
+            token = sample.ids[:, None]
+            each = teachers.sampled(mine.gather(-1, token).T, theirs.gather(-1, token).T, recipe.teacher_kl)[0]
+        else:
+            best = theirs.topk(min(recipe.teacher_top_k, theirs.shape[1]), -1).indices
+            torch.testing.assert_close(
+                said.choice_logp_NTK[row, : sample.length], theirs.gather(-1, best), rtol=1e-4, atol=1e-4
+            )
+            some = [teachers.with_tail(x.gather(-1, best))[None] for x in (mine, theirs)]
+            each = teachers.divergence(*some, recipe.teacher_kl, recipe.teacher_mix)[0]
+            if recipe.teacher_top_k > theirs.shape[1]:
+                torch.testing.assert_close(
+                    each, teachers.divergence(mine[None], theirs[None], "js")[0], rtol=1e-3, atol=1e-5
+                )
+        total, count = total + float(each.sum()), count + sample.length
+    assert trainer.step()["teacher_kl"] == pytest.approx(total / count, rel=1e-3, abs=1e-5)
+
+
+def request():
+    return CollectRequest(0)
+
+
+def test_a_student_comes_to_do_what_its_teacher_does():
+    told = make(model=tiny_model(1), expert=tiny_model(7), loss_type="gkd", learning_rate=3e-3)
+    reports = [told.step()["teacher_kl"] for _ in range(25)]
+    assert reports[-1] < reports[0] / 2
+
+
+def test_the_model_itself_with_the_answer_in_its_prompt():
+    trainer = make(loss_type="opsd", teacher_template="{prompt} ({answer})")
+    rollouts = trainer.source.collect(request()).rollouts
+    prompts = trainer.teacher._prompts(rollouts)
+    for sample, prompt in zip(rollouts.inputs, prompts, strict=True):
+        asked = sample.prompt.messages[-1]["content"]
+        assert prompt.messages[-1]["content"] == f"{asked} ({sample.prompt.columns['answer']})"
+        assert prompt.ids != sample.prompt.ids and sample.prompt.messages[-1]["content"] == asked
+    said = trainer.teacher.teach(rollouts)
+    sample = rollouts.inputs[0]
+    want = whole(trainer.model, replace(sample, prompt=prompts[0])).gather(-1, sample.ids[:, None])[:, 0]
+    torch.testing.assert_close(said.logp_NT[0, : sample.length], want, rtol=1e-4, atol=1e-4)
+    assert trainer.step()["grad_norm"] > 0
+
+
+def test_a_success_of_the_group_is_shown_to_the_others():
+    trainer = make(loss_type="sdpo")
+    rollouts = trainer.source.collect(request()).rollouts
+    parts = torch.tensor([[0.0], [1.0], [0.0], [0.0], [0.0], [0.0], [0.0], [0.0]])
+    rollouts = rollouts.but(reward_parts_NK=parts)
+    prompts = trainer.teacher._prompts(rollouts)
+    assert [prompt is not None for prompt in prompts] == [True, False, True, True, False, False, False, False]
+    assert rollouts.inputs[1].text in prompts[0].messages[-1]["content"]
+    said = trainer.teacher.teach(rollouts)
+    assert said.logp_NT.isnan().all(1).tolist() == [False, True, False, False, True, True, True, True]
+    report = trainer.step()  # nobody succeeded: nothing to learn, and no harm done
+    assert report["grad_norm"] == 0 and report["loss"] == 0
+
+
+def test_the_answer_must_be_there():
+    trainer = make(loss_type="opsd")
+    rollouts = trainer.source.collect(request()).rollouts
+    sample = rollouts.inputs[0]
+    bare = [replace(sample, prompt=replace(sample.prompt, columns={})), *rollouts.inputs[1:]]
+    with pytest.raises(ConfigError, match="has no answer that the teacher could be shown"):
+        trainer.teacher.teach(rollouts.but(inputs=bare))
+
+
+def test_what_cannot_be(tmp_path):
+    with pytest.raises(ConfigError, match=r'recipe "opd" needs a teacher: give --teacher PATH'):
+        make(loss_type="opd")
+    with pytest.raises(ConfigError, match="teacher has no effect here: recipe dapo has no teacher; set teacher_coef"):
+        GRPOConfig(recipe="dapo", teacher="x")
+    with pytest.raises(ConfigError, match=r"teacher_template has no \{answer\}"):
+        GRPOConfig(recipe="opsd", teacher_template="nothing")
+    with pytest.raises(ConfigError, match="teacher_top_k=100000 of every token takes too much memory"):
+        big = tiny_model(1, vocab_size=5000)
+        make(model=big, expert=big, loss_type="gkd", teacher_top_k=100_000)
+    other = tiny_tokenizer()
+    other.add_tokens(["more"])
+    with pytest.raises(ConfigError, match="teacher=x has another vocabulary"):
+        expect_same_tokens(tiny_tokenizer(), other, "x")
+    path = saved(tmp_path / "other", tokenizer=other)
+    with pytest.raises(ConfigError, match=r"has another vocabulary .* take a teacher of the same family"):
+        make(teacher=path)
+    with pytest.raises(ConfigError, match="the teacher has 50 tokens in its head"):
+        make(expert=tiny_model(1, vocab_size=50), loss_type="opd")
+
+
+@pytest.mark.filterwarnings("ignore:reward lambda runs in this process")
+def test_beside_a_reward_and_in_a_run(tmp_path):
+    path = saved(tmp_path / "teacher")
+    length = [lambda completion: float(len(completion))]
+    how = {"teacher": path, "recipe": "dr_grpo", "teacher_coef": 0.5, "max_steps": 1}
+    trainer = make(tmp_path / "run", model=tiny_model(1), rewards=length, **how)
+    assert trainer.recipe.outcome_coef == 1
+    reports = trainer.train(progress=None)
+    assert math.isfinite(reports[-1]["teacher_kl"]) and reports[-1]["reward"] is not None
+    speaker = make_speaker(trainer.config.but(model=path, dataset="addition", rewards=("correctness",)))
+    assert isinstance(speaker.teacher, NoTeacher)
