@@ -305,3 +305,19 @@ def test_what_cannot_be_captured_is_said_once_and_sampled_all_the_same():
     reasons = [str(warning.message) for warning in said if "CUDA graphs" in str(warning.message)]
     assert made[0] == made[1]
     assert engine._runner is not None or len(reasons) == 1
+
+
+def test_blocks_are_given_back_between_rollouts_and_graphs_stay_right():
+    engine, asked, sampling = InlineEngine(tiny_model().cuda(), NEVER), prompts(16, 60), Sampling(max_new_tokens=40)
+    first = ids_of(engine.generate(asked, 4, sampling, range(64)))
+    size = engine.metrics()["engine/kv_gib"] * 2**30
+    place, held = engine._runner._place, torch.cuda.memory_allocated()
+    assert size > 0 and engine._runner.blocks is None
+    used = torch.full((int(size) // 8,), float("nan"), device="cuda")  # training computes in that memory meanwhile
+    assert torch.cuda.memory_allocated() >= held + size / 2
+    del used
+    assert ids_of(engine.generate(asked, 4, sampling, range(64))) == first
+    assert engine._runner._place != place or engine.metrics()["engine/captures"] == 0
+    lasting = torch.zeros(int(size) // 8, device="cuda")  # and something may stay there
+    assert ids_of(engine.generate(asked, 4, sampling, range(64))) == first
+    assert float(lasting.abs().max()) == 0

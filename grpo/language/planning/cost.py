@@ -39,8 +39,6 @@ DECODE = 0.83
 """Share of the rates that decoding reaches."""
 DECODE_LAYER = 35e-6
 """Seconds of a layer's kernels in a graph where there is hardly anything to compute."""
-CAPTURE_LAYER = 1.2e-3
-"""Seconds a layer to capture a graph again."""
 HOST = 0.03
 """Seconds of a step on the host: prompts, rewards that cost nothing, the report."""
 OPTIMIZER_BYTES = 36
@@ -176,13 +174,17 @@ def gradients_bytes(setup: Setup) -> int:
 
 
 def gradient_memory(setup: Setup, way: Way) -> dict[str, int]:
-    """While gradients are computed, beside what is fixed; those of a single pass come as what it keeps goes."""
+    """While gradients are computed, beside what is fixed; those of a single pass come as what it keeps goes.
+
+    Keys and values have been given back then, the graphs' own memory has not.
+    """
     kept = math.ceil(way.tokens * setup.kept_bytes(way.keep))
     hidden = way.tokens * setup.shape.width * (2 * setup.wide + setup.low)
     tied = 4 * setup.shape.table if setup.shape.tied and not setup.adapter else 0
     passing = math.ceil(way.tokens * setup.passing_bytes(way.tokens, way.keep)) + tied
     gradients = gradients_bytes(setup)
     return {
+        "graphs and buffers": sampling_memory(setup)["graphs and buffers"] if setup.graphs else 0,
         "gradients": max(gradients - kept, 0) if way.passes == 1 else gradients,
         f"kept of a pass ({way.tokens:,} tokens)": kept,
         "logits, or a layer's own": max(head_memory(setup) + hidden, passing),
@@ -259,11 +261,9 @@ def prefill_seconds(setup: Setup, gpu: GPU) -> float:
     return 2.0 * setup.shape.body * tokens / rate + 0.02
 
 
-def step_seconds(setup: Setup, way: Way, hold: bool, gpu: GPU) -> dict[str, float]:
+def step_seconds(setup: Setup, way: Way, gpu: GPU) -> dict[str, float]:
     """A step by part; rewards are not known."""
     found = {"prompts": prefill_seconds(setup, gpu), "decoding": decode_seconds(setup, gpu)}
-    if not hold and setup.graphs:
-        found["graphs, captured again"] = CAPTURE_LAYER * setup.shape.layers * 3
     if setup.scored:
         found["scoring without gradient"] = setup.scored * scoring_seconds(setup, gpu)
     found["gradients"] = setup.iterations * gradient_seconds(setup, way, gpu)

@@ -31,8 +31,6 @@ class Plan:
     limit: int
     """Bytes that may be taken of it."""
     way: Way
-    hold: bool
-    """Whether keys, values and graphs stay between rollouts."""
 
     @property
     def sampling(self) -> dict[str, int]:
@@ -42,8 +40,7 @@ class Plan:
     @property
     def gradients(self) -> dict[str, int]:
         """By part, while gradients are computed."""
-        held = cost.sampling_memory(self.setup) if self.hold else {}
-        return cost.fixed_memory(self.setup) | held | cost.gradient_memory(self.setup, self.way)
+        return cost.fixed_memory(self.setup) | cost.gradient_memory(self.setup, self.way)
 
     @cached_property
     def peak(self) -> int:
@@ -63,7 +60,7 @@ class Plan:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Of a step by part; rewards are not known."""
-        return cost.step_seconds(self.setup, self.way, self.hold, self.gpu)
+        return cost.step_seconds(self.setup, self.way, self.gpu)
 
 
 def with_slack(allocated: int) -> int:
@@ -72,26 +69,16 @@ def with_slack(allocated: int) -> int:
 
 
 def plan_step(setup: Setup, gpu: GPU, limit: int | None = None) -> Plan:
-    """The fastest that fits, less what hardly costs time; the leanest there is where none fits."""
+    """The least memory that costs no time, the fastest that fits, or the leanest there is where none does."""
     limit = gpu.memory if limit is None else limit
-    first, rows = None, setup.slots
-    while True:
-        held, lean = (_with(setup, gpu, limit, hold) for hold in (True, False))
-        best = held if held.fits else lean
-        first = first or best
-        if with_slack(sum(best.sampling.values())) <= limit:
-            return best
-        if rows <= 1:
-            return first
-        rows = rows // 2
-        setup = replace(setup, at_once=rows)  # fewer at a time
-
-
-def _with(setup: Setup, gpu: GPU, limit: int, hold: bool) -> Plan:
-    taken = sum(cost.fixed_memory(setup).values()) + cost.gradients_bytes(setup) + cost.head_memory(setup)
-    taken += sum(cost.sampling_memory(setup).values()) if hold else 0
-    free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken
-    return Plan(setup, gpu, limit, memory.choose(cost.ways_of(setup, gpu), free), hold)
+    taken = cost.gradients_bytes(setup) + cost.head_memory(setup) + sum(cost.fixed_memory(setup).values())
+    free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken - cost.sampling_memory(setup)["graphs and buffers"]
+    first = plan = Plan(setup, gpu, limit, memory.choose(cost.ways_of(setup, gpu), free))
+    rows = setup.slots
+    while with_slack(sum(plan.sampling.values())) > limit and rows > 1:
+        rows //= 2  # fewer at a time
+        plan = replace(plan, setup=replace(setup, at_once=rows))
+    return plan if with_slack(sum(plan.sampling.values())) <= limit else first
 
 
 # --- from settings --------------------------------------------------------------------------------------------------

@@ -118,9 +118,8 @@ def _time_table(plan: Plan) -> Table:
 def _passes(plan: Plan) -> str:
     way, setup = plan.way, plan.setup
     count = way.passes * setup.minibatches * setup.iterations
-    held = "stay between steps" if plan.hold else "are made anew for each step"
     line = f"{count} pass{'es' if count > 1 else ''} of up to {way.tokens:,} tokens, {WORDS[way.keep]}"
-    return f"{line}; {setup.slots} rows are sampled at a time; keys, values and graphs {held}"
+    return f"{line}; {setup.slots} rows are sampled at a time"
 
 
 def verdict(config: LanguageConfig, plan: Plan, others: list[Change]) -> str:
@@ -177,7 +176,7 @@ def document(config: LanguageConfig, plan: Plan, others: list[Change]) -> Mappin
             "prompt_tokens": rows.prompt,
             "completion_tokens": rows.completion,
         },
-        "passes": {"tokens": way.tokens, "count": way.passes, "keep": way.keep, "hold_cache": plan.hold},
+        "passes": {"tokens": way.tokens, "count": way.passes, "keep": way.keep},
         "memory": {"sampling": plan.sampling, "learning": plan.gradients, "peak": plan.peak, "in_use": plan.total},
         "seconds": {**plan.seconds, "in_all": sum(plan.seconds.values())},
         "changes": [

@@ -7,6 +7,7 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -544,3 +545,34 @@ def test_sizes_of_graphs_and_of_buffers_grow_by_steps():
     assert buckets(1) == [8] and buckets(9) == [8, 12] and buckets(48)[-2:] == [32, 48]
     for number in (1, 9, 100, 1000, 12345):
         assert number <= grown(number) <= max(number * 1.25, number + 8)
+
+
+def test_blocks_that_come_back_elsewhere_make_graphs_void_and_stay_where_that_goes_on():
+    engine = InlineEngine(small(), tokens(), graphs=True)
+    engine.generate(asked("x"), 2, Sampling(max_new_tokens=2), range(2))
+    runner = engine._runner
+    runner.keep_between_rollouts, count, seen = False, runner.blocks.count, []
+    for place in (1, 1, 2, 2, 3, 4):
+        runner._graphs = {"a": "graph"}
+        runner._note(SimpleNamespace(place=(place, count), count=count))
+        seen.append((bool(runner._graphs), runner.keep_between_rollouts))
+    assert seen == [(False, False), (True, False), (False, False), (True, False), (False, True), (False, True)]
+    assert engine.make_room() and not runner.keep_between_rollouts
+    for place in (5, 6, 7, 8):
+        runner._note(SimpleNamespace(place=(place, count), count=count))
+    assert not runner.keep_between_rollouts, "training has run out of memory beside them"
+
+
+def test_keys_and_values_of_all_layers_are_one_piece_that_grows_with_what_it_holds():
+    layers = make_decoder(small(), 8).layers
+    blocks = BlockManager(layers, 3, torch.float32, torch.device(DEVICE))
+    whole = {x.untyped_storage().data_ptr() for pair in blocks.kv_cache for x in pair}
+    assert len(whole) == 1 and all(x.is_contiguous() and not x.any() for pair in blocks.kv_cache for x in pair)
+    for number, pair in enumerate(blocks.kv_cache):
+        pair[0].fill_(number + 1), pair[1].fill_(-number - 1)
+    taken = blocks.allocate(2)
+    blocks.grow(7)
+    for number, pair in enumerate(blocks.kv_cache):
+        for x, sign in zip(pair, (1, -1), strict=True):
+            assert len(x) == 8 and (x[:4] == sign * (number + 1)).all() and not x[4:].any()
+    assert blocks.num_free == 5 and not {*taken} & {*blocks.allocate(5)}

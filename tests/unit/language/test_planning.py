@@ -144,6 +144,12 @@ def test_less_memory_takes_longer_and_never_more_than_there_is():
     assert memory.choose(every, 0).bytes == leanest
 
 
+def test_long_rows_wait_on_the_host_where_attention_takes_the_time():
+    long = cost.Setup(shape(), Rows(1, 2, 128, 65_536))
+    assert memory.choose(cost.ways_of(long, H200), math.inf).keep == "host"
+    assert memory.choose(cost.ways_of(cost.Setup(shape(), Rows(32, 8, 128, 256)), H200), math.inf).keep == KEEP[0]
+
+
 def test_rows_that_were_sampled_are_counted_with_their_prompts_once():
     prompts = [Prompt(0, [1] * 10, "", None), Prompt(1, [1] * 20, "", None)]
     made = [
@@ -154,6 +160,11 @@ def test_rows_that_were_sampled_are_counted_with_their_prompts_once():
     ]
     found = rows_of(made)
     assert found == Rows(2, 3, 15, 6.5) and found.tokens == 30 + sum(4 + n for n in range(6))
+
+
+def test_the_step_of_a_17b_needs_at_most_45_gib():
+    plan = plan_step(setup_of(settings(), shape()), H200)
+    assert plan.fits and plan.peak <= 45 * GIB and sum(plan.seconds.values()) < 1.15 * 2.56
 
 
 @pytest.mark.parametrize("gib", [120, 60, 45, 40])

@@ -1,9 +1,10 @@
 """What lasts from rollout to rollout, so that captured graphs stay valid: the model as kernels, blocks, buffers.
 
 Nobody sets a share of memory. The blocks are at first as many as rows of a thousand tokens want together, or as were
-once in use, and more as rows become longer, as far as memory goes beside what training has been seen to need; where
-training runs out of memory all the same, it takes theirs (`make_room`), and from then on they are given back after
-every rollout. Graphs point to the blocks: when those are replaced, graphs are captured again, which `metrics` shows.
+once in use, and more as rows become longer, as far as memory goes. On a GPU they are given back after every rollout, so
+that training computes in the same memory, and asked for again. Graphs point to the blocks: where those come back to
+another place or are replaced, graphs are captured again, which `metrics` shows; where that goes on, blocks are kept,
+unless training runs out of memory beside them (`make_room`).
 
 Letters: S slots, F fields of a slot's state, B blocks, R sequences as rows of the outputs, E ends of a sequence.
 """
@@ -32,6 +33,8 @@ from grpo.language.scoring.memory import free_memory
 
 PREFILL_CAPTURED = 8192
 """Tokens of prompts up to which prefill is captured, too; with more, launching is no longer what takes time."""
+MOVES = 2
+"""Times that blocks may be found elsewhere than they were, before they are kept."""
 SPARE = 0.75
 """Of the memory that is free, what keys and values may take: the rest is for what passes through the model."""
 
@@ -125,8 +128,12 @@ class ModelRunner:
         """Of the rollout that is under way."""
         self._used = 0
         """Blocks that were once in use at a time."""
-        self.keep_between_rollouts = True
-        """Whether blocks and graphs are kept between rollouts; not where training needs their memory."""
+        self.keep_between_rollouts = self.device.type != "cuda"
+        """Whether blocks are kept between rollouts; not where training can use their memory meanwhile."""
+        self._place, self._moves = (0, 0), 0
+        """Where blocks were last, and how often they have been given back and were then found elsewhere."""
+        self._made_room = False
+        """Whether training once ran out of memory beside the blocks."""
         self._left = 0
         """Bytes that were taken when sampling last ended."""
         self.busy = False
@@ -189,8 +196,8 @@ class ModelRunner:
         count = self._count(self.decoder, need)
         if blocks is None or blocks.count < count:
             blocks = self.blocks = None  # before the new ones are made
-            self._drop()
             blocks = self._allocated(self.decoder, count, need.table)
+            self._note(blocks)
             self.counts.allocations += 1
         if buffers is None or any(have < want for have, want in zip(buffers.shape, need.shape, strict=True)):
             shape = need.shape if buffers is None else tuple(map(max, buffers.shape, need.shape))
@@ -206,17 +213,15 @@ class ModelRunner:
         count = min(max(2 * blocks.count, blocks.count + lacking), self._affordable(decoder, need))
         if count < blocks.count + lacking:
             return False
-        cuda = self.device.type == "cuda"
-        if cuda:
-            torch.cuda.synchronize(self.device)  # a graph may be at work
         self._drop()
         try:
             blocks.grow(count)
         except torch.OutOfMemoryError:
             return False
         finally:
-            if cuda:
+            if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # what the smaller ones have left is of no size that is asked for again
+        self._place = blocks.place
         self.counts.allocations += 1
         return True
 
@@ -227,12 +232,24 @@ class ModelRunner:
             self._used = max(self._used, self.blocks.most_used)
         if self.device.type == "cuda":
             self._left = torch.cuda.memory_allocated(self.device)
-        if not self.keep_between_rollouts:
+        if self.keep_between_rollouts:
+            return
+        if self.device.type != "cuda" or self._made_room:
             self.release()
+        self.blocks = None  # graphs stay: they are right again where the memory comes back
+
+    def _note(self, blocks: BlockManager) -> None:
+        """Drop graphs that point to where blocks are no longer; where that happens again and again, keep the blocks."""
+        if blocks.place == self._place:
+            return
+        self._drop()
+        self._moves += int(self._place[1] == blocks.count)
+        self._place = blocks.place
+        self.keep_between_rollouts = self.keep_between_rollouts or (self._moves > MOVES and not self._made_room)
 
     def _count(self, decoder: Decoder, need: Need) -> int:
         """How many blocks to begin with: what the first tokens need, or what was once in use."""
-        have = 0 if self.blocks is None else self.blocks.count
+        have = self._place[1] if self.blocks is None else self.blocks.count
         wanted = min(max(need.first, self._used), need.blocks)
         if wanted <= 1.1 * have:  # rather a few sequences that wait than all graphs anew
             return have
@@ -271,22 +288,26 @@ class ModelRunner:
         """Let go of keys, values and graphs; the next rollout makes them again."""
         self._drop()
         self.blocks = self.buffers = None
+        self._place = (0, 0)
 
     def _drop(self) -> None:
         """The graphs, with their memory: none may be captured into what the last of them has left."""
+        if self._graphs and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # one may be at work
         self._graphs.clear()
         self._graph_pool = None
 
     def make_room(self) -> bool:
         """Let go, now and from now on after every rollout, for training needs the memory; whether there was any."""
-        held, self.keep_between_rollouts = self.blocks is not None, False
+        held = self.blocks is not None or self.buffers is not None
+        self.keep_between_rollouts, self._made_room = False, True
         self.release()
         return held
 
     def metrics(self) -> dict[str, float]:
         """Of the last rollout: gigabytes of keys and values, the share of slots that were in use, graphs captured."""
         now, before = self.counts, self._before
-        held = 0 if self.blocks is None or self.decoder is None else self.blocks.count
+        held = self._place[1]
         size = 0 if self.decoder is None else block_bytes(self.decoder.layers, self.decoder.dtype)
         drafted = now.drafted - before.drafted
         drafts = {"engine/draft_accepted": (now.accepted - before.accepted) / drafted} if drafted else {}
