@@ -7,7 +7,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language.scoring import host
-from grpo.language.scoring.host import HostMemory, free_bytes
+from grpo.language.scoring.host import HostMemory, Piece, free_bytes
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.scoring.probe import make_scorer
 from tests.unit.language.tiny import tiny_model
@@ -74,3 +74,14 @@ def test_offloading_is_refused_where_layers_are_not_by_hand():
     model = tiny_model()
     with pytest.raises(ConfigError, match="activation_offloading needs a GPU"):
         LanguagePolicy(model, make_scorer(model, 1.0), offloading=True)
+
+
+def test_memory_that_cannot_be_pinned_is_used_as_it_is_and_said(monkeypatch):
+    class Runtime:
+        def cudaHostRegister(self, *_):
+            return 2
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    with pytest.warns(UserWarning, match="cannot be pinned"):
+        piece = Piece(64, torch.device("cuda"))
+    assert len(piece.bytes) == 64
