@@ -7,6 +7,7 @@ may be shown are listed.
 
 import re
 import shlex
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ UNTESTED = {"", "text", "yaml", "toml"}
 SHOWN_ONLY = {"pip", "git", "cd", "pytest"}
 DONE: set[tuple[str, ...]] = set()
 """Commands that have worked and leave nothing that another needs: several pages show them."""
+KEPT: dict[tuple[str, ...], Path] = {}
+"""Commands that have trained a run, and the folder of runs it lies in: another page that shows one gets a copy."""
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -116,11 +119,15 @@ def test_commands_work(path, shell, tmp_path):
             command = runnable(words)
         except ValueError as error:
             pytest.fail(f"{place}: {error}")
-        if command and (*command,) not in DONE:
+        if command and (*command,) in KEPT:
+            shutil.copytree(KEPT[*command,], tmp_path / "runs", dirs_exist_ok=True)
+        elif command and (*command,) not in DONE:
             code, said = run(command, tmp_path, ROOT)
             assert code == 0, f"{place}: {shlex.join(words)}\n{said}"
             if not any("runs/" in word for word in command):  # the next command may need the folder
                 DONE.add((*command,))
+            elif command[1] == "train":
+                KEPT[*command,] = tmp_path / "runs"
 
 
 def test_commands_of_a_console_block():
