@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,14 @@ multiplied, at the rates that a copy and a matrix product reach on the same GPU 
 is not in it. Floor ÷ ours is of seconds: 1 would be as fast as the floor.
 
 {gpu}
+### What `grpo plan` said before
+
+`bench/plan.py` holds what was planned for a cell beside what was measured: memory that torch hands out at most, seconds
+of a rollout, an update or a step. Its constants were fitted to the cells that are marked and to the runs that
+[decisions](decisions.md#passes-as-small-as-they-can-be-without-costing-time) has, not to the other cells.
+
+{planned}
+
 ## Two CPU cores
 
 `make bench` writes `bench/results/rollout_cpu.json` (`bench/generation.py`) and `cpu_step.json` (`bench/cpu_step.py`).
@@ -279,7 +288,11 @@ def speed() -> str:
     cpu = report["cpu_tables"](_results("rollout_cpu"), _results("cpu_step"))
     table = runpy.run_path(str(ROOT / "bench" / "worldmodel_speed.py"))["table"]
     dreams, on_gpu = (table(_results(name)) for name in ("worldmodel_speed", "worldmodel_speed_gpu"))
-    return SPEED.format(gpu="\n".join(parts), cpu=cpu, dreams=dreams, dreams_gpu=on_gpu).rstrip() + "\n"
+    sys.path.insert(0, str(ROOT / "bench"))  # its scripts import each other as scripts do
+    planned = runpy.run_path(str(ROOT / "bench" / "plan.py"))["table"](_results("plan"))
+    return (
+        SPEED.format(gpu="\n".join(parts), planned=planned, cpu=cpu, dreams=dreams, dreams_gpu=on_gpu).rstrip() + "\n"
+    )
 
 
 def _results(name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+import plan
 import torch
 from cells import job, measure, peak
 from floor import decode_floor
@@ -127,6 +128,7 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     trainer = GRPOTrainer(**source, reward_funcs=rewards, args=config, train_dataset=rows)
     weights = sum(p.numel() for p in trainer.policy.parameters().values())
     trainer.phase = watch = Stopwatch()
+    planned = _planned(settings, device)
     seconds, lengths, phases = [], [], []
     for number in range(1 + settings["repeats"]):
         if number == 1 and device == "cuda":
@@ -154,7 +156,13 @@ def step(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         "layers_by_hand": by_hand,
         "weights_in": "float32, products in bfloat16" if asked["dtype"] == "bfloat16" else asked["dtype"],
         "out_of_memory": [report.get("microbatch_halvings", 0.0)],
+        **planned,
     }
+
+
+def _planned(settings: dict[str, Any], device: str) -> dict[str, Any]:
+    """What `grpo plan` says of these settings, before they are tried."""
+    return {"planned": plan.predicted(settings)} if device == "cuda" and settings["model"] != "tiny" else {}
 
 
 def _adapter(settings: dict[str, Any]) -> dict[str, Any]:
@@ -214,6 +222,7 @@ def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
     once()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
+    planned = _planned(settings, device)
     seconds, passes = [], []
     for _ in range(settings["repeats"]):
         _wait(device)
@@ -231,6 +240,7 @@ def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         "packing": scorer.packing,
         "operations": _operations(scorer.causal.config, weights, "lora_rank" in settings, cell),
         "layers_by_hand": scorer.by_hand,
+        **planned,
         "ceilings": ceilings(device, asked["dtype"]),
     }
 

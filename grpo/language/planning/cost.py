@@ -36,7 +36,7 @@ QUANTISED = {"4bit": 0.5625, "8bit": 1.0156}
 THIN = 16
 """Bytes that an adapter's products move of each number that its projections read and give, forward and back."""
 DECODE = 0.83
-"""Share of the rates that decoding reaches."""
+"""Share of the rates that products reach with the few rows of decoding; keys and values are read at the full rate."""
 DECODE_LAYER = 35e-6
 """Seconds of a layer's kernels in a graph where there is hardly anything to compute."""
 HOST = 0.03
@@ -250,7 +250,10 @@ def decode_seconds(setup: Setup, gpu: GPU) -> float:
     live = slots * rows.completion / 2 + slots / rows.group * rows.prompt
     cached = live * shape.position * setup.low / gpu.bytes_per_s
     drawn = 16.0 * slots * shape.vocabulary / gpu.bytes_per_s
-    step = DECODE_LAYER * shape.layers + (max(read, computed) + cached + drawn) / DECODE
+    launched = (
+        DECODE_LAYER * shape.layers * (2 if setup.adapter else 1)
+    )  # an adapter's products are kernels of their own
+    step = launched + (max(read, computed) + drawn) / DECODE + cached
     return step * rows.completion * math.ceil(count / slots)
 
 

@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "bench"))  # its scripts import each other as scri
 import cells  # noqa: E402
 import gpu  # noqa: E402
 import gpu_report  # noqa: E402
+import plan  # noqa: E402
 from floor import Shape, decode_floor  # noqa: E402
 
 PEER = """
@@ -233,3 +234,30 @@ def test_steps_are_told_as_multiples_of_ours():
 
 def test_nothing_measured_is_said():
     assert gpu_report.tables({}) == "Not measured.\n"
+
+
+def test_what_is_planned_stands_beside_what_is_measured():
+    args = gpu.parsed([])
+    every = {
+        cell.name: gpu.settings(cell, args) for cell in gpu.every_cell() if cell.peer in ("ours", "step", "update")
+    }
+    made = {name: plan.predicted(settings) for name, settings in every.items() if not settings["ends"]}
+    assert len(made) > 15 and all(0 < planned["gib"] < 139 and planned["seconds"] > 0 for planned in made.values())
+    assert made["step_qwen17"]["gib"] <= 45 and made["step_qwen8_lora"]["gib"] <= 60
+    peak = {"allocated_gib": 10.0}
+    cells = {
+        "qwen17_256": {"settings": every["qwen17_256"], "seconds": [1.0, 1.1, 3.0], "peak": peak},
+        "step_qwen17": {"settings": every["step_qwen17"], "seconds": [2.5], "peak": peak},  # of before: nothing planned
+        "step_qwen8_lora": {
+            "settings": every["step_qwen8_lora"],
+            "seconds": [8.0],
+            "peak": peak,
+            "planned": {"gib": 9.0, "seconds": 4.0},
+        },
+        "update_qwen17": {"settings": every["update_qwen17"], "error": "out of luck"},
+    }  # fmt: skip
+    rows = plan.compared(cells)
+    assert [(row["cell"], row["fitted"]) for row in rows] == [("step_qwen8_lora", False), ("qwen17_256", True)]
+    said = plan.table({"rows": rows})
+    assert "| 9.0, 10.0 | 0.90 | 4.00, 8.00 | 0.50 |  |" in said and said.count("fitted") == 1
+    assert plan.table({}) == "Not measured."
