@@ -422,6 +422,7 @@ def test_a_row_that_memory_does_not_hold_is_refused_with_the_remedy(short_pages,
     with pytest.raises(torch.OutOfMemoryError, match="lower max_completion_length"):
         engine.generate(asked("x"), 2, Sampling(max_new_tokens=40), range(2))
     assert engine._runner.blocks.num_free == engine._runner.blocks.count
+    assert engine._runner._used > engine._runner.blocks.count, "the next rollout begins with what was lacking"
 
 
 def test_few_long_rows_are_divided_among_many_programs():

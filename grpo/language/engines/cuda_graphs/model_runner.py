@@ -216,7 +216,8 @@ class ModelRunner:
         self._drop()
         try:
             blocks.grow(count)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError:  # the old ones are still there; the next rollout begins with so many
+            self._used = max(self._used, count)
             return False
         finally:
             if self.device.type == "cuda":
