@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from grpo.app.arguments import given_flags
 from grpo.app.builders import configs
 from grpo.app.settings import flag_layer, preset_layer, resolve
-from grpo.cli import _flags, main
+from grpo.cli import main
 from grpo.config import ConfigError
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
@@ -142,7 +143,7 @@ def test_dreamer_s_commands_work_as_printed(command, tmp_path, monkeypatch):
     names = [w for w in shlex.split(command.split("--configs ")[1]) if not w.startswith("--")][:2]
     presets = [preset_layer(name) for name in names if name in ("defaults", *PRESETS)]
     rest = [w for w in shlex.split(command) if w not in ("--configs", *names[: len(presets)])]
-    config = resolve([*presets, flag_layer(_flags([], rest))], configs()).config
+    config = resolve([*presets, flag_layer(given_flags([], rest))], configs()).config
     for name, value in COMMANDS[command].items():
         assert getattr(config, name) == value
     assert json.loads((folder / "config.json").read_text())["task"] == "worldmodel"
