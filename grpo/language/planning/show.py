@@ -32,6 +32,11 @@ WORDS = {
 
 def planned(config: LanguageConfig, gpu: str | None, as_json: bool) -> tuple[bool, str]:
     """Whether a step fits, and its plan; nothing is loaded but the model's configuration."""
+    if config.engine == "vllm":
+        raise ConfigError(
+            "engine=vllm: vLLM takes the share of the GPU that engine_kwargs gpu_memory_utilization says, and for how "
+            "long is not known; leave engine out to plan for our own"
+        )
     shape, where = shape_of(config), device_of(gpu, config)
     limit = where.memory if config.memory is None else limit_bytes(config.memory, where.memory)
     plan = plan_step(setup_of(config, shape), where, limit)

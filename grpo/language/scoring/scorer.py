@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from grpo.language.planning.cost import MODULE_TOKENS, Setup
+from grpo.language.planning.shape import ModelShape, Unknown
 from grpo.language.samples import Sample
 from grpo.language.scoring import memory, segments
 from grpo.language.scoring.decoder_layout import HOSTED, KEEP, unwrapped
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 BUDGET = {"cpu": 4096}
-"""Tokens of a pass unless the settings say otherwise; 32,768 elsewhere."""
+"""Tokens of a pass unless the settings say otherwise; elsewhere memory decides."""
 
 
 @dataclass(frozen=True)
@@ -136,18 +138,32 @@ class Scorer:
     def chosen(self, samples: Sequence[Sample]) -> tuple[int, str]:
         """Tokens of a pass with gradient, and what is kept of it at most: as set, else the least that costs no time."""
         layers = self.plan.layers
-        if self.set_budget is not None or layers is None:
-            return self.set_budget or BUDGET.get(self.device.type, 32_768), KEEP[0]
+        if self.set_budget is not None or self.device.type != "cuda":
+            return self.set_budget or BUDGET.get(self.device.type, MODULE_TOKENS), KEEP[0]
         trained = [p for p in self.model.parameters() if p.requires_grad]
         coming = sum(p.numel() * p.element_size() for p in trained if p.grad is None)
-        head = self.head.weight.numel() * (4 + layers.dtype.itemsize) + 2 * memory.TILE_BYTES["cuda"]
+        head = self.head.weight.numel() * 8 + 2 * memory.TILE_BYTES["cuda"]
         free = memory.IN_PIECES * memory.free_memory(self.device) - coming - head
+        if layers is None:
+            return self._through_the_module(free), KEEP[0]
         count, width = sum(p.numel() for p in self.model.parameters()), self.head.weight.shape[1]
         learned = sum(p.numel() for p in trained)
         gpu = memory.gpu_here(self.device)
         pace = memory.Pace.of(count, learned, len(layers.blocks), width, layers.blocks[0].out.width, gpu)
         way = memory.choose(memory.ways(layers, rows_of(samples), pace), free)
         return way.tokens, way.keep
+
+    def _through_the_module(self, free: float) -> int:
+        """Tokens of a pass through the module itself: what its sizes say that fits, as far as they are known."""
+        try:
+            shape = replace(ModelShape.of(self.causal.config), kind="its own")
+        except Unknown:
+            return MODULE_TOKENS
+        wide = next(self.body.parameters()).element_size()
+        low = wide if self.autocast is None else self.autocast.itemsize
+        whole = 3 * 4 * shape.vocabulary if self.plan.whole_logits else 0
+        each = Setup(shape, memory.Rows(1, 1, 1, 1), wide=wide, low=low).kept_bytes(self.keep or KEEP[0]) + whole
+        return int(min(max(free / each, 1), MODULE_TOKENS))
 
     @property
     def _without_gradient(self) -> int | None:

@@ -23,8 +23,9 @@ from grpo.language.scoring import memory
 from grpo.language.scoring.decoder_layout import HOSTED, KEEP, DecoderLayout, Unsupported
 from grpo.language.scoring.layers import Layers
 from grpo.language.scoring.memory import Rows
+from grpo.language.scoring.probe import make_scorer
 from grpo.language.scoring.scorer import rows_of
-from tests.unit.language.families import CONFIGS, FUSED
+from tests.unit.language.families import CONFIGS, FUSED, family
 
 GIB = 2**30
 QWEN17 = {
@@ -162,6 +163,20 @@ def test_rows_that_were_sampled_are_counted_with_their_prompts_once():
     assert found == Rows(2, 3, 15, 6.5) and found.tokens == 30 + sum(4 + n for n in range(6))
 
 
+def test_a_pass_through_a_module_is_no_larger_than_fits(monkeypatch):
+    scorer = make_scorer(family("gemma3"), 1.0)
+    scorer.device, free = torch.device("cuda"), 4 * GIB
+    monkeypatch.setattr(memory, "free_memory", lambda _: free)
+    most, _ = scorer.chosen([])
+    assert most == cost.MODULE_TOKENS
+    free = (2**30 + 2**22) / memory.IN_PIECES
+    fewer, _ = scorer.chosen([])
+    scorer.keep = KEEP[-1]
+    assert 1 < fewer < scorer.chosen([])[0] <= most
+    scorer.set_budget = 77
+    assert scorer.chosen([]) == (77, KEEP[0])
+
+
 def test_the_step_of_a_17b_needs_at_most_45_gib():
     plan = plan_step(setup_of(settings(), shape()), H200)
     assert plan.fits and plan.peak <= 45 * GIB and sum(plan.seconds.values()) < 1.15 * 2.56
@@ -280,6 +295,7 @@ def test_what_cannot_be_planned_is_refused_in_a_line(folder, capsys):
     cases = {
         ("cartpole",): "only steps of language models are planned",
         ("gsm8k",): "no model was named",
+        ("gsm8k", "--model", folder, "--gpu", "h200", "--engine", "vllm"): "vLLM takes the share of the GPU",
         ("gsm8k", "--model", folder, "--gpu", "abacus"): "--gpu abacus is not known",
         ("gsm8k", "--model", "/nowhere/at/all", "--gpu", "h200"): "/nowhere/at/all",
     }
