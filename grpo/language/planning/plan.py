@@ -74,7 +74,8 @@ def plan_step(setup: Setup, gpu: GPU, limit: int | None = None) -> Plan:
     taken = cost.gradients_bytes(setup) + cost.head_memory(setup) + sum(cost.fixed_memory(setup).values())
     free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken - cost.sampling_memory(setup)["graphs and buffers"]
     slower = memory.SLOWER if setup.set_tokens is None else 0.0  # what is set is done as fast as it can be
-    first = plan = Plan(setup, gpu, limit, memory.choose(cost.ways_of(setup, gpu), free, slower))
+    way = memory.choose(cost.ways_of(setup, gpu), free, slower, ample=memory.AMPLE * gpu.memory)
+    first = plan = Plan(setup, gpu, limit, way)
     rows = setup.slots
     while with_slack(sum(plan.sampling.values())) > limit and rows > 1:
         rows //= 2  # fewer at a time

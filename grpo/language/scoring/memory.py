@@ -28,6 +28,8 @@ FORWARD = 32_768
 """Tokens of a pass without gradient, which keeps nothing: at most."""
 SLOWER = 0.1
 """How much longer than by the fastest way that fits gradients may take, where that saves memory."""
+AMPLE = 0.1
+"""Of a GPU's memory, what a pass may take where that saves any time."""
 IN_PIECES = 0.9
 """Of the memory that is free, what can be counted on: the rest lies between pieces."""
 CONTEXT = 800 * 2**20
@@ -223,11 +225,16 @@ def ways(costs: Costs, rows: Rows, pace: Pace) -> list[Way]:
     return found
 
 
-def choose(every: Sequence[Way], free: float, slower: float = SLOWER) -> Way:
-    """The least memory that hardly takes longer than the fastest way; else the fastest that fits, or the leanest."""
+def choose(every: Sequence[Way], free: float, slower: float = SLOWER, ample: float = 0.0) -> Way:
+    """The least memory that hardly takes longer than the fastest way; else the fastest that fits, or the leanest.
+
+    ample: bytes below which nobody is thankful for less, so that the fastest of these ways is taken.
+    """
     bar = (1 + slower) * min(way.time for way in every)
     fitting = [way for way in every if way.bytes <= free]
     quick = [way for way in fitting if way.time <= bar]
+    if small := [way for way in quick if way.bytes <= ample]:
+        return min(small, key=lambda way: (way.time, way.bytes))
     if quick or not fitting:
         return min(quick or every, key=lambda way: (way.bytes, way.time))
     return min(fitting, key=lambda way: (way.time, way.bytes))

@@ -150,7 +150,7 @@ class Scorer:
         learned = sum(p.numel() for p in trained)
         gpu = memory.gpu_here(self.device)
         pace = memory.Pace.of(count, learned, len(layers.blocks), width, layers.blocks[0].out.width, gpu)
-        way = memory.choose(memory.ways(layers, rows_of(samples), pace), free)
+        way = memory.choose(memory.ways(layers, rows_of(samples), pace), free, ample=memory.AMPLE * gpu.memory)
         return way.tokens, way.keep
 
     def _through_the_module(self, free: float) -> int:

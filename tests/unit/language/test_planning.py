@@ -131,6 +131,8 @@ def test_a_pass_is_as_small_as_costs_no_time():
     assert chosen.time <= (1 + memory.SLOWER) * fastest and 4000 < chosen.tokens < 12_000
     assert not any(way.bytes < chosen.bytes and way.time <= (1 + memory.SLOWER) * fastest for way in every)
     assert memory.choose(memory.ways(setup, setup.rows, memory.Pace(0, 0)), math.inf).tokens < chosen.tokens
+    roomy = memory.choose(every, math.inf, ample=1.5 * chosen.bytes)
+    assert roomy.time < chosen.time and chosen.bytes < roomy.bytes <= 1.5 * chosen.bytes
 
 
 def test_less_memory_takes_longer_and_never_more_than_there_is():
