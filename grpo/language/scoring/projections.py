@@ -164,7 +164,7 @@ class Packed:
         if len(self._biases) not in (0, len(self.bases)):
             raise Unsupported("some of its projections have a bias")
         self._copies: dict[str, Tensor] = {}
-        self._thin: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        self._thin: dict[tuple[tuple[int, int], ...], tuple[Tensor, Tensor]] = {}
 
     def now(self, copies: Copies) -> Projections:
         """As they are at this moment, adapters included; what is to be rounded first goes to `copies`."""
@@ -196,14 +196,16 @@ class Packed:
 
     def _factors(self, adapters: Sequence[Adapter | None], copies: Copies) -> tuple[Tensor | None, Tensor | None]:
         """A, one below the other, and B along a diagonal, scaled."""
-        ranks = tuple(0 if adapter is None else adapter.rank for adapter in adapters)
-        if not any(ranks):
+        found = [adapter for adapter in adapters if adapter is not None]
+        if not found:
             return None, None
-        if ranks not in self._thin:
-            empty = next(adapter.a_RD for adapter in adapters if adapter is not None).detach()
-            a_RD = empty.new_zeros(sum(ranks), self.width, dtype=self._dtype)
-            self._thin[ranks] = a_RD, empty.new_zeros(sum(self.sizes), sum(ranks), dtype=self._dtype)
-        a_RD, b_OR = self._thin[ranks]
+        # Each has memory of its own: a reference may be scored between a pass and its way back.
+        key = tuple((0, 0) if adapter is None else (id(adapter.a_RD), adapter.rank) for adapter in adapters)
+        if key not in self._thin:
+            empty, ranks = found[0].a_RD.detach(), sum(adapter.rank for adapter in found)
+            a_RD = empty.new_zeros(ranks, self.width, dtype=self._dtype)
+            self._thin[key] = a_RD, empty.new_zeros(sum(self.sizes), ranks, dtype=self._dtype)
+        a_RD, b_OR = self._thin[key]
         copies += factor_copies(adapters, self.sizes, a_RD, b_OR)
         return a_RD, b_OR
 
