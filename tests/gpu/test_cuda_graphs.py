@@ -307,7 +307,8 @@ def test_what_cannot_be_captured_is_said_once_and_sampled_all_the_same():
     assert engine._runner is not None or len(reasons) == 1
 
 
-def test_blocks_are_given_back_between_rollouts_and_graphs_stay_right():
+def test_blocks_are_given_back_between_rollouts_and_graphs_stay_right(monkeypatch):
+    monkeypatch.setattr("grpo.language.scoring.memory.GIVEN_BACK", 0)
     engine, asked, sampling = InlineEngine(tiny_model().cuda(), NEVER), prompts(16, 60), Sampling(max_new_tokens=40)
     first = ids_of(engine.generate(asked, 4, sampling, range(64)))
     size = engine.metrics()["engine/kv_gib"] * 2**30

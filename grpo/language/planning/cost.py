@@ -28,6 +28,7 @@ MODULE_TOKENS = 32_768
 """Of a pass through a module that is not known here, unless the settings say otherwise."""
 SLACK = 0.08
 """Of what is allocated, what torch's allocator holds besides."""
+GRAPHS = "graphs and buffers"
 LOGITS = 2
 """Times that a row's logits lie in the memory of the graphs."""
 QUANTISED = {"4bit": 0.5625, "8bit": 1.0156}
@@ -159,7 +160,7 @@ def sampling_memory(setup: Setup) -> dict[str, int]:
     """While completions are sampled, beside what is fixed."""
     slots, steps = setup.slots, setup.rows.completion
     graphs = LOGITS * slots * setup.shape.vocabulary * 4 if setup.graphs else slots * setup.shape.vocabulary * 8
-    return {"keys and values": setup.cache_bytes, "graphs and buffers": int(graphs + 20 * slots * steps)}
+    return {"keys and values": setup.cache_bytes, GRAPHS: int(graphs + 20 * slots * steps)}
 
 
 def head_memory(setup: Setup) -> int:
@@ -176,15 +177,16 @@ def gradients_bytes(setup: Setup) -> int:
 def gradient_memory(setup: Setup, way: Way) -> dict[str, int]:
     """While gradients are computed, beside what is fixed; those of a single pass come as what it keeps goes.
 
-    Keys and values have been given back then, the graphs' own memory has not.
+    Keys and values have been given back then, where they are large; the graphs' own memory has not.
     """
+    sampling = sampling_memory(setup) if setup.graphs else {}
+    held = {name: size for name, size in sampling.items() if name == GRAPHS or size < memory.GIVEN_BACK}
     kept = math.ceil(way.tokens * setup.kept_bytes(way.keep))
     hidden = way.tokens * setup.shape.width * (2 * setup.wide + setup.low)
     tied = 4 * setup.shape.table if setup.shape.tied and not setup.adapter else 0
     passing = math.ceil(way.tokens * setup.passing_bytes(way.tokens, way.keep)) + tied
     gradients = gradients_bytes(setup)
-    return {
-        "graphs and buffers": sampling_memory(setup)["graphs and buffers"] if setup.graphs else 0,
+    return held | {
         "gradients": max(gradients - kept, 0) if way.passes == 1 else gradients,
         f"kept of a pass ({way.tokens:,} tokens)": kept,
         "logits, or a layer's own": max(head_memory(setup) + hidden, passing),

@@ -72,7 +72,9 @@ def plan_step(setup: Setup, gpu: GPU, limit: int | None = None) -> Plan:
     """The least memory that costs no time, the fastest that fits, or the leanest there is where none does."""
     limit = gpu.memory if limit is None else limit
     taken = cost.gradients_bytes(setup) + cost.head_memory(setup) + sum(cost.fixed_memory(setup).values())
-    free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken - cost.sampling_memory(setup)["graphs and buffers"]
+    sampling = cost.sampling_memory(setup)
+    taken += sampling[cost.GRAPHS] + min(sampling["keys and values"], memory.GIVEN_BACK)
+    free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken
     slower = memory.SLOWER if setup.set_tokens is None else 0.0  # what is set is done as fast as it can be
     way = memory.choose(cost.ways_of(setup, gpu), free, slower, ample=memory.AMPLE * gpu.memory)
     first = plan = Plan(setup, gpu, limit, way)

@@ -32,6 +32,8 @@ AMPLE = 0.1
 """Of a GPU's memory, what a pass may take where that saves any time."""
 IN_PIECES = 0.9
 """Of the memory that is free, what can be counted on: the rest lies between pieces."""
+GIVEN_BACK = 2**30
+"""Bytes of keys and values from which on they are given back between rollouts; less is kept."""
 CONTEXT = 800 * 2**20
 """Bytes that CUDA and the kernels themselves take of a GPU, outside of torch's sight."""
 AGAIN = {"everything": 0.0, "attention": 0.09, "input": 0.21, "host": 0.17}

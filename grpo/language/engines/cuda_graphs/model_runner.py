@@ -1,10 +1,10 @@
 """What lasts from rollout to rollout, so that captured graphs stay valid: the model as kernels, blocks, buffers.
 
 Nobody sets a share of memory. The blocks are at first as many as rows of a thousand tokens want together, or as were
-once in use, and more as rows become longer, as far as memory goes. On a GPU they are given back after every rollout, so
-that training computes in the same memory, and asked for again. Graphs point to the blocks: where those come back to
-another place or are replaced, graphs are captured again, which `metrics` shows; where that goes on, blocks are kept,
-unless training runs out of memory beside them (`make_room`).
+once in use, and more as rows become longer, as far as memory goes. On a GPU, where they are large, they are given back
+after every rollout, so that training computes in their memory, and asked for again. Graphs point to the blocks: where
+those come back to another place or are replaced, graphs are captured again, which `metrics` shows; where that goes on,
+blocks are kept, unless training runs out of memory beside them (`make_room`).
 
 Letters: S slots, F fields of a slot's state, B blocks, R sequences as rows of the outputs, E ends of a sequence.
 """
@@ -28,8 +28,8 @@ from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE
 from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
 from grpo.language.engines.cuda_graphs.noise import HALF
 from grpo.language.engines.cuda_graphs.sampler import Outputs, sample
+from grpo.language.scoring import memory
 from grpo.language.scoring.decoder_layout import Unsupported
-from grpo.language.scoring.memory import free_memory
 
 PREFILL_CAPTURED = 8192
 """Tokens of prompts up to which prefill is captured, too; with more, launching is no longer what takes time."""
@@ -237,7 +237,12 @@ class ModelRunner:
             return
         if self.device.type != "cuda" or self._made_room:
             self.release()
-        self.blocks = None  # graphs stay: they are right again where the memory comes back
+        elif self._size() >= memory.GIVEN_BACK:
+            self.blocks = None  # graphs stay: they are right again where the memory comes back
+
+    def _size(self) -> int:
+        """Bytes of keys and values, in the last rollout."""
+        return 0 if self.decoder is None else self._place[1] * block_bytes(self.decoder.layers, self.decoder.dtype)
 
     def _note(self, blocks: BlockManager) -> None:
         """Drop graphs that point to where blocks are no longer; where that happens again and again, keep the blocks."""
@@ -265,7 +270,7 @@ class ModelRunner:
         if self.device.type != "cuda":
             return wanted
         size = block_bytes(decoder.layers, decoder.dtype)
-        free = free_memory(self.device) + have * size
+        free = memory.free_memory(self.device) + have * size
         if self.keep_between_rollouts:
             if self._left:  # as much as training has been seen to take since
                 free -= max(torch.cuda.max_memory_allocated(self.device) - self._left, 0)
@@ -308,12 +313,10 @@ class ModelRunner:
     def metrics(self) -> dict[str, float]:
         """Of the last rollout: gigabytes of keys and values, the share of slots that were in use, graphs captured."""
         now, before = self.counts, self._before
-        held = self._place[1]
-        size = 0 if self.decoder is None else block_bytes(self.decoder.layers, self.decoder.dtype)
         drafted = now.drafted - before.drafted
         drafts = {"engine/draft_accepted": (now.accepted - before.accepted) / drafted} if drafted else {}
         return drafts | {
-            "engine/kv_gib": held * size / 2**30,
+            "engine/kv_gib": self._size() / 2**30,
             "engine/slots_in_use": (now.tokens - before.tokens) / max(now.slot_steps - before.slot_steps, 1),
             "engine/preemptions": float(now.preemptions - before.preemptions),
             "engine/captures": float(now.captures - before.captures),
