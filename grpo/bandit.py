@@ -38,7 +38,7 @@ from grpo.blocks import Blocks, extended
 from grpo.config import GRPOConfig
 from grpo.core.kl import exact_entropy
 from grpo.models import moved
-from grpo.protocols import Collected, CollectRequest, Reference, State
+from grpo.protocols import Collected, CollectRequest, Part, Reference, State
 from grpo.reference import FrozenReference
 from grpo.rollouts import Rollouts, Scores, by_rows
 from grpo.run.trainer import GRPOTrainer
@@ -179,6 +179,13 @@ class BanditSource:
             inputs=inputs,
         )
         return Collected(rollouts, starts)
+
+    def collect_part(self, request: CollectRequest) -> Part:
+        """Of all pulls, which every rank draws alike, the groups that are asked for here."""
+        everything = self.collect(request)
+        own, size = request.slots.of(len(everything.starts)), self._config.group_size
+        rows = range(own.start * size, own.stop * size)
+        return Part(everything.rollouts.select(rows) if rows else None, everything.starts)
 
     def _measure(self, step: int, payoff_V: np.ndarray[Any, Any], p_V: np.ndarray[Any, Any]) -> None:
         """What the policy that samples is worth, before it learns: expectations, so no sampling noise."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from grpo.core.arrays import Array
-from grpo.protocols import Phase
+from grpo.protocols import CollectRequest, Part, Phase, Ranks
 from grpo.rollouts import Rollouts, Taught
 
 # --- of a source: what a person sees of it ----------------------------------------------------------------------------
@@ -130,6 +130,43 @@ class Timed(Protocol):
     """
 
     stopwatch: Phase
+
+
+@runtime_checkable
+class Divides(Protocol):
+    """Collects some of a step's groups, where ranks share the work; without it every rank collects everything, alike.
+
+    >>> import torch
+    >>> from grpo.protocols import Slots
+    >>> class Dice:
+    ...     def collect_part(self, request):
+    ...         own = request.slots.of(6)  # of six groups
+    ...         if not own:
+    ...             return Part(None, range(6))
+    ...         group_N = torch.tensor(own).repeat_interleave(2)
+    ...         one_NT = torch.ones(len(group_N), 1)
+    ...         return Part(Rollouts(group_N, one_NT > 0, -one_NT, reward_N=one_NT[:, 0]), range(6))
+    >>> isinstance(Dice(), Divides)
+    True
+    >>> Dice().collect_part(CollectRequest(0, slots=Slots(1, 3))).rollouts.group_N.tolist()
+    [2, 2, 3, 3]
+    """
+
+    def collect_part(self, request: CollectRequest) -> Part: ...
+
+
+@runtime_checkable
+class KnowsRanks(Protocol):
+    """Shares work of its own among the ranks (an evaluation, say): the trainer says who they are.
+
+    >>> from grpo.protocols import Alone
+    >>> class Digits:
+    ...     ranks = Alone()
+    >>> isinstance(Digits(), KnowsRanks)
+    True
+    """
+
+    ranks: Ranks
 
 
 @runtime_checkable
@@ -360,6 +397,6 @@ class Closes(Protocol):
 
 OF_A_SOURCE = (
     *(Headlines, Plots, TellsEntropy, Films, Leaves),
-    *(Evaluates, Measures, Timed, MakesRoom, KeepsFiles, ChecksData),
+    *(Evaluates, Measures, Timed, Divides, KnowsRanks, MakesRoom, KeepsFiles, ChecksData),
 )
 """Every capability that a run looks for in a source."""

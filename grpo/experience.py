@@ -7,7 +7,7 @@ by `select`. A micro-batch keeps the minibatch's `Denominators`, so its gradient
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from grpo.core import advantages as adv
@@ -105,6 +105,12 @@ class Experience:
         return replace(
             self, rollouts=self.rollouts.select(rows), **{name: value[index] for name, value in arrays.items()}
         )
+
+    def each(self, change: Callable[[Array], Array]) -> Experience:
+        """This record with something done to every array that changes no value: another device, say."""
+        own = {name: value for name, value in vars(self).items() if value is not None and name.endswith(_ROWS)}
+        changed = {name: change(array) for name, array in own.items()}
+        return replace(self, rollouts=self.rollouts.each(change), **changed)
 
     def minibatch(self, rows: Sequence[int] | Array, recipe: Recipe) -> Experience:
         """What one optimizer step learns from: some rows, counted anew."""

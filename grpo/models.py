@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from grpo.capabilities import GivesEntropy, GivesMask
-from grpo.errors import line
+from grpo.errors import RanksDiffer, line
 from grpo.protocols import (
     POLICY_METHODS,
     REWARD_METHODS,
     Collected,
     CollectRequest,
+    Part,
     PolicyModel,
     RewardModel,
     State,
@@ -131,6 +135,26 @@ class ModelSource:
     @torch.no_grad()
     def collect(self, request: CollectRequest) -> Collected:
         """One group of tries from each start."""
+        starts, states, actions = self._drawn(request)
+        rollouts = self._rollouts(states, actions, 0)
+        return Collected(rollouts.but(inputs={"states": states, "actions": actions}), starts)
+
+    @torch.no_grad()
+    def collect_part(self, request: CollectRequest) -> Part:
+        """Every rank draws all actions, alike, since only the model knows how; each scores and judges its own."""
+        starts, states, actions = self._drawn(request)
+        own, size = request.slots.of(len(starts)), self._group_size
+        rows = slice(own.start * size, own.stop * size)
+
+        def finish(whole: Collected, besides: Sequence[State]) -> Collected:
+            _expect_same_draws([some.values["drawn"] for some in besides])
+            return Collected(whole.rollouts.but(inputs={"states": states, "actions": actions}), starts)
+
+        rollouts = self._rollouts(states[rows], actions[rows], own.start) if own else None
+        return Part(rollouts, starts, State({"drawn": digest([starts, actions])}, {}), finish)
+
+    def _drawn(self, request: CollectRequest) -> tuple[list[Any], list[Any], list[Any]]:
+        """The starts, and states and actions of all tries."""
         starts = list(self._next() if request.starts is None else request.starts)
         if not starts:
             raise ValueError("there are no states to sample from; pass at least one")
@@ -139,16 +163,18 @@ class ModelSource:
         groups = self._policy.model.generate_actions(starts, self._group_size)
         self._check_groups(groups, len(starts))
         states = [state for state in starts for _ in range(self._group_size)]
-        actions = [action for group in groups for action in group]
+        return starts, states, [action for group in groups for action in group]
+
+    def _rollouts(self, states: list[Any], actions: list[Any], first: int) -> Rollouts:
+        """Scored and judged, without inputs; the first group's number is `first`."""
         logp_NT, mask_NT = self._policy.log_probs(states, actions)
-        rollouts = Rollouts(
-            group_N=torch.arange(len(starts), device=logp_NT.device).repeat_interleave(self._group_size),
+        groups = len(states) // self._group_size
+        return Rollouts(
+            group_N=first + torch.arange(groups, device=logp_NT.device).repeat_interleave(self._group_size),
             mask_NT=mask_NT,
             old_logp_NT=logp_NT.detach(),
             reward_N=self._rewards(states, actions, logp_NT),
-            inputs={"states": states, "actions": actions},
         )
-        return Collected(rollouts, starts)
 
     def _next(self) -> Sequence[Any]:
         if self._states is None:
@@ -214,3 +240,28 @@ class ModelSource:
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def _expect_same_draws(drawn: Sequence[str]) -> None:
+    """Raise where a rank's states or actions are not the chief's."""
+    for rank, mine in enumerate(drawn):
+        if mine != drawn[0]:
+            raise RanksDiffer(
+                f"rank {rank} has other states or actions than rank 0; give every rank the same states, and draw from "
+                "torch's, NumPy's or Python's own generators, which are seeded alike before each step"
+            )
+
+
+def digest(tree: Any) -> str:
+    """A fingerprint of states or actions: of tensors and arrays their bytes, of other things what they print."""
+    if isinstance(tree, Tensor):
+        tree = tree.detach().cpu().numpy()
+    if isinstance(tree, np.ndarray):
+        told = f"{tree.dtype}{tree.shape}".encode() + np.ascontiguousarray(tree).tobytes()
+    elif isinstance(tree, list | tuple):
+        told = "".join(map(digest, tree)).encode()
+    elif isinstance(tree, Mapping):
+        told = "".join(f"{key}{digest(value)}" for key, value in tree.items()).encode()
+    else:
+        told = re.sub(r" at 0x[0-9a-f]+", "", repr(tree)).encode()
+    return hashlib.sha256(told).hexdigest()[:16]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -82,6 +82,24 @@ def expect_methods(thing: object, methods: Sequence[str], role: str) -> None:
 
 
 @dataclass(frozen=True)
+class Slots:
+    """Which places of a step are collected here, where several ranks share the work: an even run of them.
+
+    >>> [list(Slots(rank, 3).of(7)) for rank in range(3)], list(Slots().of(2))
+    ([[0, 1, 2], [3, 4], [5, 6]], [0, 1])
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, count: int) -> range:
+        """Of so many places, those that are collected here; there may be none."""
+        each, over = divmod(count, self.size)
+        first = self.rank * each + min(self.rank, over)
+        return range(first, first + each + (self.rank < over))
+
+
+@dataclass(frozen=True)
 class CollectRequest:
     """One request for tries."""
 
@@ -90,8 +108,8 @@ class CollectRequest:
     """0, then 1, 2, … when the same starts are asked for again because their groups had no signal."""
     starts: Sequence[Any] | None = None
     """Which starts; None: the source's next ones."""
-    slots: Sequence[int] | None = None
-    """Places among the starts whose groups are collected here, where several ranks share the work; None: all of them.
+    slots: Slots = Slots()
+    """Which of the groups are collected here: all, unless the source can `collect_part` (`grpo.capabilities.Divides`).
 
     Groups keep the numbers of their places, and what is drawn for one follows from its place, not from who draws it.
     """
@@ -111,6 +129,20 @@ class State:
 
     values: Mapping[str, Any]
     arrays: Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank has collected of a step."""
+
+    rollouts: Rollouts | None
+    """Its rows, the groups numbered as in the whole step; None: none of the places was its own."""
+    starts: Sequence[Any]
+    """Everybody's."""
+    beside: State = State({}, {})
+    """What all ranks need of it besides: inputs in flat arrays, what metrics are made of."""
+    finish: Callable[[Collected, Sequence[State]], Collected] | None = None
+    """Called with everybody's rows, in the order of their places, and what each rank's part had beside it."""
 
 
 class Ranks(Protocol):

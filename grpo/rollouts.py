@@ -8,7 +8,7 @@ Dimension legend, used as suffixes everywhere:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
@@ -185,6 +185,15 @@ class Rollouts:
         made.__dict__.update(own | changes)
         return made
 
+    def each(self, change: Callable[[Array], Array]) -> Rollouts:
+        """This record with something done to every array, of inputs too, that changes no value: another device, say."""
+        arrays: dict[str, Any] = {name: change(array) for name, array in self._arrays()}
+        return self._same(**arrays, inputs=_each(self.inputs, change))
+
+    def arrays(self) -> dict[str, Array]:
+        """The fields that are given, by name; not the inputs."""
+        return dict(self._arrays())
+
     def but(self, **changes: Any) -> Rollouts:
         """This record with some fields replaced, checked again."""
         return replace(self, **changes)
@@ -274,6 +283,12 @@ def _pick(inputs: Any, index: Array) -> Any:
     if isinstance(inputs, list | tuple):
         return [inputs[i] for i in index.tolist()]
     return inputs[index]
+
+
+def _each(inputs: Any, change: Callable[[Array], Array]) -> Any:
+    if isinstance(inputs, dict):
+        return {key: _each(value, change) for key, value in inputs.items()}
+    return change(inputs) if hasattr(inputs, "shape") and is_torch(inputs) else inputs
 
 
 def _stretched(inputs: Any, mask_NT: Array, steps: int) -> Any:

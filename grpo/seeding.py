@@ -62,6 +62,6 @@ def generator(*numbers: int) -> np.random.Generator:
     return np.random.default_rng(numbers)
 
 
-def rounding_seed(seed: int, step: int) -> int:
-    """Of an optimizer's step, for the weights it rounds at random."""
-    return seed * 1_000_003 + step
+def rounding_seed(seed: int, step: int, parameter: int) -> int:
+    """Of an optimizer's step, for the weights of one parameter that it rounds at random."""
+    return (seed * 1_000_003 + step + parameter * 9_973_000_000_039) % 2**63

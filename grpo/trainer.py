@@ -6,30 +6,32 @@ No files, clocks, logs or devices in here: a run puts those around it (`grpo.run
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from grpo.capabilities import MakesRoom, ScoresRows
+from grpo import together
+from grpo.capabilities import KnowsRanks, MakesRoom, ScoresRows
 from grpo.config import GRPOConfig
 from grpo.core.advantages import group_mean
 from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
-from grpo.learners import marked, scored, scored_now
+from grpo.keeping import copies, copy_into, flattened, unflattened
+from grpo.learners import marked, scored
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
 from grpo.protocols import (
     Collected,
     CollectRequest,
     Phase,
+    Ranks,
     Reference,
     RolloutSource,
     SequencePolicy,
@@ -41,7 +43,7 @@ from grpo.protocols import (
 from grpo.reference import FrozenReference
 from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
 from grpo.resample import members_of, resample
-from grpo.rollouts import Rollouts
+from grpo.rollouts import Rollouts, Scores
 from grpo.seeding import update_generator
 from grpo.teaching import make_teacher, with_lesson
 
@@ -92,19 +94,26 @@ class Trainer:
         phase: Phase = no_phase,
         hooks: Sequence[Hook] = (),
         teacher: Any = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if config is not None and not isinstance(config, GRPOConfig):
             raise TypeError(f"config must be a GRPOConfig, got {type(config).__name__}; use GRPOConfig(**settings)")
         self.config = config or GRPOConfig()
         self.recipe = self.config.recipe
         self.phase, self.hooks = phase, tuple(hooks)
+        self.ranks = together.here() if ranks is None else ranks
+        """The processes that share every step; `Alone` unless started by torchrun or `--ranks`."""
         self.steps_done = 0
         self.run_folder: Any = None
         """Where a run left its results last; `grpo.show(trainer)` looks there."""
         self.policy, self.source = self._seats(policy, reward_model, source, states)
+        if isinstance(self.source, KnowsRanks):
+            self.source.ranks = self.ranks
         self.reference = self._make_reference(policy, reference_policy)
         self.teacher = make_teacher(teacher, self.recipe, self.config.device)
         self.optimizer = self._make_optimizer() if optimizer is None else self._checked(optimizer)
+        referred = [] if self.reference is None else [self.reference.parameters()]
+        together.same_weights(self.ranks, [self.policy.parameters(), *referred])
         self._nonfinite_in_a_row = 0
         self._without_gradient = False
         self._halvings = 0
@@ -121,9 +130,10 @@ class Trainer:
         with self.phase("collect"):
             rollouts, metrics = self._collect(states)
         with self.phase("reference"):
-            ref_logp_NT = None if self.reference is None else scored(rollouts, self.reference.score, self.recipe)
+            ref_logp_NT = None if self.reference is None else self._scored(rollouts, self.reference.score)
         experience = Experience.build(rollouts, self.recipe, ref_logp_NT, detached=self._detached)
-        experience = with_lesson(experience, self.teacher, self.recipe, self.phase)
+        teacher = together.teaching(self.ranks, self.teacher, self._home)
+        experience = self._agreed(with_lesson(experience, teacher, self.recipe, self.phase))
         samples = experience.decisions() if self.config.decisions_per_minibatch else experience
         updates = Updates(samples)
         with self.phase("update"):
@@ -147,24 +157,48 @@ class Trainer:
     def _collect(self, states: Sequence[Any] | None) -> tuple[Rollouts, dict[str, float | None]]:
         """Tries for this step, and how they were rewarded."""
         request = CollectRequest(self.steps_done, 0, states)
-        collected = self.source.collect(request)
+        collected = self._tries(request)
         rollouts, counted = self._filtered(collected, request)
         metrics = reward_metrics(rollouts, self.recipe) | counted
         if self.config.no_signal == "resample":
             # Where nothing had a signal the last tries stay, are counted, and teach nothing.
             most = self.config.max_attempts
-            found = resample(collected, request, self._with_signal, self.source.collect, most)
+            found = resample(collected, request, self._with_signal, self._tries, most)
             rollouts, metrics["attempts"] = found.rollouts, float(found.attempts)
         rollouts = marked(rollouts, self.config, self.steps_done)
         if self.config.old_logp == "recomputed":
-            rollouts = rollouts.but(old_logp_NT=scored_now(rollouts, self.policy, self.recipe))
+            with torch.no_grad():
+                now_NT = self._scored(rollouts, lambda rows: self.policy.score(rows).logp_NT)
+            rollouts = rollouts.but(old_logp_NT=now_NT)
         return rollouts, metrics
+
+    def _tries(self, request: CollectRequest) -> Collected:
+        """Everybody's, where several ranks share the work."""
+        return together.collect(self.ranks, self.source, request)
+
+    def _scored(self, rows: Rollouts, score: Callable[[Rollouts], Tensor]) -> Tensor:
+        """Log-probs without gradient of the rows that learn, shared by the ranks."""
+
+        def shared(some: Rollouts) -> Tensor:
+            return together.scored(self.ranks, some, lambda mine: Scores(score(mine)), self._home).logp_NT
+
+        return scored(rows, shared, self.recipe)
+
+    def _agreed(self, experience: Experience) -> Experience:
+        """What every rank learns from, once it is certain that all have the same; now and then also of the weights."""
+        looked = self.steps_done % together.WEIGHTS_EVERY == 0
+        return together.agreed(self.ranks, experience, self._home, self.policy.parameters() if looked else {})
+
+    @property
+    def _home(self) -> torch.device:
+        """Where the policy computes."""
+        return next((p.device for p in self.policy.parameters().values()), torch.device("cpu"))
 
     def _filtered(self, collected: Collected, request: CollectRequest) -> tuple[Rollouts, dict[str, float | None]]:
         """Groups whose mean reward is within bounds, where that was asked for, and how many were not."""
         if not self.config.filter_rewards:
             return collected.rollouts, {}
-        found = resample(collected, request, self._within_bounds, self.source.collect, self.config.max_attempts)
+        found = resample(collected, request, self._within_bounds, self._tries, self.config.max_attempts)
         kept = found.rollouts
         if found.none_kept:  # the last tries stay, with nothing to learn from
             kept = kept.but(mask_NT=torch.zeros_like(kept.mask_NT))
@@ -213,14 +247,16 @@ class Trainer:
         if self.recipe.top_entropy >= 1.0 and not self.recipe.clip_cov and not self.recipe.kl_cov:
             return batch
         with torch.no_grad():
-            scores = self.policy.score(batch.rollouts, entropy=True)
+            scores = together.scored(
+                self.ranks, batch.rollouts, lambda rows: self.policy.score(rows, entropy=True), self._home
+            )
         ties = update_generator(self.config.seed, self.steps_done, -1 - number)
         priority_NT = torch.rand(tuple(batch.mask_NT.shape), generator=ties)
         return with_gates(batch, scores, self.recipe, priority_NT.to(scores.logp_NT))
 
     def _update(self, rows: Sequence[int] | Tensor, batch: Experience) -> Update:
         """Gradients of the whole minibatch, then one optimizer step; or none, and everything stays as it was."""
-        values, logp_NT = self._gradients(batch)
+        values, logp_NT = together.gradients(self.ranks, batch, self.policy.parameters(), self._gradients)
         parameters = [p for p in self.policy.parameters().values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if parameters:
@@ -370,20 +406,20 @@ class Trainer:
 
     def state(self) -> State:
         """Everything the next step depends on, between steps; copies, so that later steps do not change them."""
-        arrays = as_part("policy", _copies(self.policy.parameters()))
+        arrays = as_part("policy", copies(self.policy.parameters()))
         if self.reference is not None:
-            arrays |= as_part("reference", _copies(self.reference.parameters()))
+            arrays |= as_part("reference", copies(self.reference.parameters()))
         values: dict[str, Any] = {
             "steps_done": self.steps_done,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
             "version": self.policy.version,
         }
         if self.optimizer is not None:
-            values["optimizer"], tensors = _flattened(self.optimizer.state_dict())
+            values["optimizer"], tensors = flattened(self.optimizer.state_dict())
             values["optimizer_kind"] = type(self.optimizer).__name__
             arrays |= as_part("optimizer", tensors)
         source = self.source.state()
-        arrays |= as_part("source", _copies(source.arrays))
+        arrays |= as_part("source", copies(source.arrays))
         return State(values | {"source": dict(source.values)}, arrays)
 
     @torch.no_grad()
@@ -395,11 +431,11 @@ class Trainer:
         if state.values.get("optimizer_kind") != kind:
             saved = state.values.get("optimizer_kind") or "no optimizer"
             raise ValueError(f"the state was saved with {saved}, this trainer has {kind or 'none'}; use the same")
-        _copy_into(self.policy.parameters(), part(state.arrays, "policy"), "policy")
+        copy_into(self.policy.parameters(), part(state.arrays, "policy"), "policy")
         if self.reference is not None:
-            _copy_into(self.reference.parameters(), part(state.arrays, "reference"), "reference")
+            copy_into(self.reference.parameters(), part(state.arrays, "reference"), "reference")
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(_unflattened(state.values["optimizer"], part(state.arrays, "optimizer")))
+            self.optimizer.load_state_dict(unflattened(state.values["optimizer"], part(state.arrays, "optimizer")))
         self.source.load_state(State(state.values["source"], part(state.arrays, "source")))
         self.policy.version = operator.index(state.values["version"])
         self.steps_done = operator.index(state.values["steps_done"])
@@ -411,37 +447,3 @@ def __getattr__(name: str) -> Any:
     if name == "GRPOTrainer":
         return import_module("grpo.run.trainer").GRPOTrainer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _copies(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: x.detach().clone() if isinstance(x, Tensor) else copy.copy(x) for name, x in arrays.items()}
-
-
-def _copy_into(parameters: Mapping[str, Tensor], saved: Mapping[str, Any], kind: str) -> None:
-    if set(saved) != set(parameters):
-        differ = ", ".join(sorted(set(saved) ^ set(parameters))[:3])
-        raise ValueError(f"the saved {kind} has other parameters than this one ({differ})")
-    for name, parameter in parameters.items():
-        tensor = torch.as_tensor(saved[name])
-        if tuple(tensor.shape) != tuple(parameter.shape):
-            shapes = f"{tuple(tensor.shape)}, not {tuple(parameter.shape)}"
-            raise ValueError(f"the saved {kind} parameter {name} has shape {shapes}")
-        parameter.copy_(tensor)
-
-
-def _flattened(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """An optimizer's state dict as JSON-able values and named tensors."""
-    values: dict[str, Any] = {"state": {}, "param_groups": optimizer["param_groups"]}
-    tensors: dict[str, Tensor] = {}
-    for index, entry in optimizer["state"].items():
-        values["state"][str(index)] = {k: v for k, v in entry.items() if not isinstance(v, Tensor)}
-        tensors |= {f"{index}/{k}": v.clone() for k, v in entry.items() if isinstance(v, Tensor)}
-    return values, tensors
-
-
-def _unflattened(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    state: dict[int, dict[str, Any]] = {int(index): dict(entry) for index, entry in values["state"].items()}
-    for name, tensor in tensors.items():
-        index, _, key = name.partition("/")
-        state[int(index)][key] = torch.as_tensor(tensor).clone()
-    return {"state": state, "param_groups": values["param_groups"]}

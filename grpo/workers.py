@@ -304,6 +304,11 @@ class Pool:
         self.close()
 
 
+def processors() -> int:
+    """Of this machine, those that are for this process: other ranks of a run may share it (torchrun says how many)."""
+    return max(1, (os.cpu_count() or 1) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
 def finished(busy: Sequence[Worker], bell: int | None = None) -> list[tuple[Worker, Outcome]]:
     """Wait for the first answers, the next deadline, or the bell (a file that becomes readable)."""
     watched: list[Any] = [worker.pipe for worker in busy] + ([] if bell is None else [bell])

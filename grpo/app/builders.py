@@ -19,13 +19,14 @@ from grpo.errors import RankFailed, RanksDiffer, RanksLost, SamplesFailed
 from grpo.run import start as door
 from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
-from grpo.run.folder import RunFolder
+from grpo.run.folder import Elsewhere, RunFolder
 from grpo.run.progress import told
 from grpo.run.redaction import hidden_in
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.stepping import Summary
 from grpo.run.trackers import TrackerError
 from grpo.run.trainer import GRPOTrainer
+from grpo.together import here
 from grpo.trainer import Diverged
 
 FAILED, BAD_SETTINGS = 1, 2
@@ -132,10 +133,9 @@ def start(resolved: Resolved) -> int:
         TASKS[resolved.task].expect_whole(resolved.config)
         expect_alike(resolved)
         config, how = resolved.config, _named(resolved)
+        about: dict[str, Any] = {"name": resolved.name, "task": resolved.task, "seed": config.seed, "argv": sys.argv}
         document = _document(resolved, how)
-        folder = door.create(
-            how, document, name=resolved.name, task=resolved.task, seed=config.seed, argv=sys.argv
-        )  # fmt: skip
+        folder = door.shared(here(), lambda: door.create(how, document, **about))
         try:
             return _run(resolved, how, folder, resume=False)
         finally:
@@ -151,7 +151,7 @@ def resume(path: Path, flags: Sequence[tuple[str, str]], trust: bool = False) ->
     """
 
     def go_on() -> Summary:
-        folder = RunFolder.open(path)
+        folder = door.shared(here(), lambda: RunFolder.open(path))
         flagged = flag_layer(flags)
         if "logdir" in flagged.run:
             raise ConfigError("a run goes on in its own folder; leave --logdir out, or copy the folder first")
@@ -163,7 +163,9 @@ def resume(path: Path, flags: Sequence[tuple[str, str]], trust: bool = False) ->
     return _guarded(go_on)
 
 
-def saved_settings(folder: RunFolder, *further: Layer, trust: bool = False, unused: Collection[str] = ()) -> Resolved:
+def saved_settings(
+    folder: RunFolder | Elsewhere, *further: Layer, trust: bool = False, unused: Collection[str] = ()
+) -> Resolved:
     """The settings of a run, from its folder; without `trust`, none that run code which came with it.
 
     unused: settings whose code will not be loaded.
@@ -180,7 +182,7 @@ def saved_settings(folder: RunFolder, *further: Layer, trust: bool = False, unus
     return resolved
 
 
-def _expect_given_again(resolved: Resolved, folder: RunFolder) -> None:
+def _expect_given_again(resolved: Resolved, folder: RunFolder | Elsewhere) -> None:
     """Refuse to go on with what stands in the place of a secret, where another value was meant."""
     given = dict(resolved.config) | {f"run.{name}": value for name, value in resolved.run if name != "logdir"}
     for name, value in given.items():
@@ -232,7 +234,7 @@ def _document(resolved: Resolved, how: RunConfig) -> dict[str, Any]:
     return {**named.document(), "resolved": every}
 
 
-def _run(resolved: Resolved, how: RunConfig, folder: RunFolder, resume: bool) -> Summary:
+def _run(resolved: Resolved, how: RunConfig, folder: RunFolder | Elsewhere, resume: bool) -> Summary:
     """Build the room's trainer, and start."""
     trainer = TASKS[resolved.task].trainer(resolved.config)
     try:

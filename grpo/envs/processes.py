@@ -30,7 +30,7 @@ from grpo.envs.shared_memory import SharedObservations, share
 from grpo.envs.spaces import leaves, put, zeros
 from grpo.errors import line
 from grpo.run import output
-from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished
+from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished, processors
 
 
 class ProcessFleet:
@@ -41,7 +41,7 @@ class ProcessFleet:
     """
 
     def __init__(self, make: Make, size: int, workers: int | None = None, timeout: float = 30.0) -> None:
-        count = min(size, os.cpu_count() or 1) if workers is None else min(size, workers)
+        count = min(size, processors()) if workers is None else min(size, workers)
         self.name = str(getattr(make, "name", None) or getattr(make, "__qualname__", type(make).__qualname__))
         if count < 1 or timeout <= 0:
             raise EnvError(f"{self.name}: size, workers and timeout must be above 0; got {size}, {workers}, {timeout}")

@@ -35,6 +35,7 @@ from grpo.language.source import LanguageSource, OneAnswer, Player
 from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.models import device_of
 from grpo.protocols import Reference
+from grpo.together import here
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class Parts:
 def build(config: LanguageConfig, given: Given) -> Parts:
     """Model, adapter, policy, data, rewards, engine, source: in this order, the cheap refusals first."""
     config = named(config, given)
+    here()  # first: several ranks have a GPU each
     if config.weights == "bfloat16" and (given.peft_config is not None or is_adapted(given.model)):
         raise ConfigError(ONLY_WHOLE)
     if config.memory is not None:

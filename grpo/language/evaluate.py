@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,13 @@ import numpy as np
 
 from grpo.config import ConfigError
 from grpo.language.data.prompts import Prompts
+from grpo.language.engines import Sampling
 from grpo.language.rewards.maths import extract, same
-from grpo.language.samples import Sample
+from grpo.language.samples import Prompt, Sample, rewards_of
+from grpo.language.travel import pack, unpack
+from grpo.protocols import Slots, State
 from grpo.statistics import bootstrap, wilson
+from grpo.together import attempted
 from grpo.workers import Pool
 
 if TYPE_CHECKING:
@@ -69,14 +74,15 @@ def evaluate(source: LanguageSource, prompts: Prompts, samples: int, limit: int 
     """The policy's answers to the first `limit` prompts, judged. One sample: the likeliest tokens."""
     chosen = prompts.first(limit)
     sampling = replace(source.config.sampling, temperature=0.0) if samples == 1 else source.config.sampling
-    made, judged = source.judged(chosen, samples, sampling, EVALUATION, (0, 0))  # the same draws at every step
+    made, right_N = answered(source, chosen, samples, sampling)
     shape = (len(chosen), samples)
-    rewards = {name: judged.parts_NK[:, k].reshape(shape) for k, name in enumerate(source.rewards.names)}
+    given_NK = rewards_of(made, source.rewards.names)
+    rewards = {name: given_NK[:, k].reshape(shape) for k, name in enumerate(source.rewards.names)}
     own = [np.nan if sample.reward is None else sample.reward for sample in made]
     rewards |= {"environment": np.array(own).reshape(shape)} if not np.isnan(own).all() else {}
     failed = [sample.error for sample in made if sample.error is not None]
     return Evaluation(
-        right_PS=right(made, source.config.eval_by, source.config.reward_timeout).reshape(shape),
+        right_PS=right_N.reshape(shape),
         rewards=rewards,
         length_PS=np.array([sample.length for sample in made], dtype=float).reshape(shape),
         failed=len(failed),
@@ -85,17 +91,44 @@ def evaluate(source: LanguageSource, prompts: Prompts, samples: int, limit: int 
     )
 
 
-def right(samples: list[Sample], by: str | None, timeout: float) -> np.ndarray:
+def answered(
+    source: LanguageSource, prompts: Sequence[Prompt], count: int, sampling: Sampling
+) -> tuple[list[Sample], np.ndarray]:
+    """Judged samples of all prompts and whether each is right, every rank's share found by it."""
+    ranks, config = source.ranks, source.config
+    known = all(prompt.columns.get("answer") is not None for prompt in prompts)
+    made: list[Sample] = []
+
+    def mine() -> State:
+        own = Slots(ranks.rank, ranks.size).of(len(prompts))
+        if own:
+            made.extend(
+                source.judged(prompts, count, sampling, EVALUATION, (0, 0), own=own)[0]
+            )  # at every step the same draws
+        found = right(made, config.eval_by, config.reward_timeout, known) if made else np.zeros(0)
+        packed = pack(made) if ranks.size > 1 else State({}, {})
+        return State(packed.values, {**packed.arrays, "right": found})
+
+    told = attempted(ranks, "evaluating", mine)
+    right_N = np.concatenate([np.asarray(some.arrays["right"]) for some in told])
+    if ranks.size == 1:
+        return made, right_N
+    return unpack(told, prompts, count), right_N
+
+
+def right(samples: list[Sample], by: str | None, timeout: float, known: bool | None = None) -> np.ndarray:
     """1 for a right answer, 0 for a wrong one, NaN where nobody can tell.
 
     by: the reward whose positive value means right; None: the lenient comparison of the last answer in the text with
-    the row's own, so that a gain in format does not count; rows without an answer go by their first reward.
+    the row's own, so that a gain in format does not count; where rows have no answer, all go by their first reward.
+    known: whether every row has one, where these are a part of the rows.
     """
     first = next(iter(samples[0].rewards), None)
     if by is not None and by not in samples[0].rewards:
         raise ConfigError(f"eval_by={by} is none of the rewards: {', '.join(samples[0].rewards)}")
-    if by is None and any(sample.prompt.columns.get("answer") is None for sample in samples):
-        by = first
+    if known is None:
+        known = all(sample.prompt.columns.get("answer") is not None for sample in samples)
+    by = first if by is None and not known else by
     if by is not None:
         given = [sample.rewards[by] for sample in samples]
         return np.array([np.nan if value is None else float(value > 0) for value in given])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 Message = dict[str, Any]
@@ -74,3 +75,25 @@ class Sample:
     def length(self) -> int:
         """Tokens of the completion."""
         return int(self.ids.shape[0])
+
+
+def rewards_of(samples: Sequence[Sample], names: Sequence[str]) -> np.ndarray:
+    """(N, K): what each function gave each sample; NaN: no opinion."""
+    given = [[np.nan if (value := sample.rewards[name]) is None else value for name in names] for sample in samples]
+    return np.array(given, dtype=np.float64).reshape(len(samples), len(names))
+
+
+def lengths_of(samples: Sequence[Sample]) -> dict[str, float | None]:
+    """How long completions are, for a run's metrics; those that ended by themselves apart."""
+    length_N = np.array([sample.length for sample in samples], dtype=float)
+    ended_N = np.array([sample.stop != "length" for sample in samples])
+    metrics: dict[str, float | None] = {
+        "completions/mean_length": float(length_N.mean()),
+        "completions/min_length": float(length_N.min()),
+        "completions/max_length": float(length_N.max()),
+        "completions/clipped_ratio": float((~ended_N).mean()),
+    }
+    for name in ("mean", "min", "max"):
+        value = float(getattr(np, name)(length_N[ended_N])) if ended_N.any() else None
+        metrics[f"completions/{name}_terminated_length"] = value
+    return metrics

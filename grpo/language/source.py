@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,12 +27,13 @@ from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Completion, Engine, Sampling, Tokens
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.evaluate import Evaluation, evaluate
-from grpo.language.rewards import Judgement, Rewards, spread
-from grpo.language.samples import Prompt, Sample
+from grpo.language.rewards import Judgement, Rewards, spread, told
+from grpo.language.samples import Prompt, Sample, lengths_of, rewards_of
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.speculation import Speculation
+from grpo.language.travel import pack, unpack
 from grpo.learners import marked, scored_now
-from grpo.protocols import Collected, CollectRequest, Phase, State, no_phase
+from grpo.protocols import Alone, Collected, CollectRequest, Part, Phase, Ranks, State, no_phase
 from grpo.rollouts import Rollouts, Status
 from grpo.seeding import mixed
 
@@ -117,6 +119,8 @@ class LanguageSource:
         """Of the run, for reward functions that ask."""
         self.same_data = True
         """Whether a saved state must have been made with this data; not where it is only looked at."""
+        self.ranks: Ranks = Alone()
+        """Who shares the work."""
         self.stopwatch: Phase = no_phase
         """Told when completions are made (`generate`), and when all of them wait for rewards (`rewards_wait`)."""
         self.num_tokens = 0
@@ -132,24 +136,69 @@ class LanguageSource:
 
     def collect(self, request: CollectRequest) -> Collected:
         """A group of completions for each prompt."""
-        config = self.config
+        starts = self._starts(request)
+        own = request.slots.of(len(starts))  # all of them
+        samples, judged = self._tried(starts, request, own)
+        rollouts = self._rollouts(samples, self._parts(samples, judged), own, request)
+        self._told(starts, samples, judged.metrics, request)
+        return Collected(rollouts, starts)
+
+    def collect_part(self, request: CollectRequest) -> Part:
+        """The groups that are asked for here. Their seeds, and those of the rewards, follow from their places."""
+        starts = self._starts(request)
+        own = request.slots.of(len(starts))
+        if not own:
+            return Part(None, starts, pack([]), partial(self._whole, request))
+        samples, judged = self._tried(starts, request, own)
+        rollouts = self._rollouts(samples, self._parts(samples, judged, always=True), own, request)
+        packed = pack(samples)
+        beside = State({**packed.values, "logged": judged.logged}, packed.arrays)
+        return Part(rollouts.but(inputs=None), starts, beside, partial(self._whole, request))
+
+    def _whole(self, request: CollectRequest, whole: Collected, besides: Sequence[State]) -> Collected:
+        """Everybody's samples, and what is told of them."""
+        samples = unpack(besides, whole.starts, self.config.group_size)
+        own, parts_NK = len(self.rewards.names), torch.as_tensor(whole.rollouts.reward_parts_NK)
+        parts_NK = parts_NK[:, :own] if own and bool(parts_NK[:, own:].isnan().all()) else parts_NK
+        names = [*self.rewards.names, "environment"][: parts_NK.shape[1]]
+        rollouts = whole.rollouts.but(inputs=samples, reward_parts_NK=parts_NK, reward_names=names)
+        logged: dict[str, list[float]] = {}
+        for some in besides:
+            for name, values in some.values.get("logged", {}).items():
+                logged.setdefault(name, []).extend(values)
+        judged = told(self.rewards.names, rewards_of(samples, self.rewards.names), logged)
+        self._told(whole.starts, samples, judged, request)
+        return Collected(rollouts, whole.starts)
+
+    def _starts(self, request: CollectRequest) -> list[Prompt]:
         if request.starts is None:
-            starts: list[Prompt] = self.prompts.batch(request.step, config.groups_per_step)
-        else:
-            starts = [self.prompts.prompt(start) for start in request.starts]
-        moment = (request.step, request.attempt)
-        seeds = None
-        if self.speculation is not None and request.starts is None:
-            seeds = self.speculation.seeds(request.step, starts, config.group_size)
-            self.engine.expect(self.speculation.drafts(seeds))
-        samples, judged = self.judged(starts, config.group_size, config.sampling, TRAINING, moment, seeds)
+            return self.prompts.batch(request.step, self.config.groups_per_step)
+        return [self.prompts.prompt(start) for start in request.starts]
+
+    def _tried(self, starts: Sequence[Prompt], request: CollectRequest, own: range) -> tuple[list[Sample], Judgement]:
+        """Of these starts, groups of completions for the places that are our own."""
+        config, moment, seeds = self.config, (request.step, request.attempt), self._seeds(starts, request)
         if self.speculation is not None and seeds is not None:
-            self.speculation.keep(seeds, samples)
+            mine = seeds[own.start * config.group_size : own.stop * config.group_size]
+            self.engine.expect(self.speculation.drafts(mine))
+        samples, judged = self.judged(starts, config.group_size, config.sampling, TRAINING, moment, seeds, own)
         if request.attempt:
             samples = [replace(sample, attempt=request.attempt) for sample in samples]
-        rollouts = self._rollouts(samples, judged, config.group_size, moment)
+        return samples, judged
+
+    def _seeds(self, starts: Sequence[Prompt], request: CollectRequest) -> list[int] | None:
+        """Of all samples, where an earlier visit of the prompts has a say in them."""
+        if self.speculation is None or request.starts is not None:
+            return None
+        return self.speculation.seeds(request.step, starts, self.config.group_size)
+
+    def _told(
+        self, starts: Sequence[Prompt], samples: Sequence[Sample], judged: Mapping[str, float], request: CollectRequest
+    ) -> None:
+        """Remember and measure everybody's samples."""
+        if self.speculation is not None and (seeds := self._seeds(starts, request)) is not None:
+            self.speculation.keep(seeds, samples)
         self._measure(samples, judged, request)
-        return Collected(rollouts, starts)
 
     def judged(
         self,
@@ -159,12 +208,20 @@ class LanguageSource:
         stream: int,
         moment: tuple[int, int],
         seeds: Sequence[int] | None = None,
+        own: range | None = None,
     ) -> tuple[list[Sample], Judgement]:
-        """Samples and what the rewards say of them; groups that have ended are judged while others are sampled."""
+        """Samples and what the rewards say of them; groups that have ended are judged while others are sampled.
+
+        seeds: of all samples. own: places of the prompts that are answered here; None: all.
+        """
+        own = range(len(prompts)) if own is None else own
         if seeds is None:
             seeds = [mixed(self.config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
+        seeds = seeds[own.start * count : own.stop * count]
         columns = list(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
-        pending = self.rewards.open(columns, len(seeds), moment[0], self._state_for_rewards(moment[0]))
+        state, place = self._state_for_rewards(moment[0]), (own.start * count, len(prompts) * count)
+        pending = self.rewards.open(columns, len(seeds), moment[0], state, *place)
+        prompts = prompts[own.start : own.stop]
         try:
             part: dict[int, Sample] = {}
             with self.stopwatch("generate"), closing(self._groups(prompts, count, sampling, seeds)) as groups:
@@ -213,17 +270,17 @@ class LanguageSource:
         extras = {name: values[row] for name, values in judged.extras.items()}
         return replace(sample, rewards=given, extras=extras, error=error, trace=judged.tracebacks.get(row))
 
-    def _rollouts(self, samples: Sequence[Sample], judged: Judgement, count: int, moment: tuple[int, int]) -> Rollouts:
-        device = self.policy.scorer.device
+    def _rollouts(self, samples: Sequence[Sample], parts: np.ndarray, own: range, request: CollectRequest) -> Rollouts:
+        device, count = self.policy.scorer.device, self.config.group_size
         steps = max(max(sample.length for sample in samples), 1)
         failed_N = np.array([sample.error is not None for sample in samples])
         status_N = np.array([int(Status.TRUNCATED if s.stop == "length" else Status.TERMINATED) for s in samples])
         status_N[failed_N] = int(Status.FAILED)
         mask_NT = _laid([sample.made for sample in samples], steps).bool().to(device)
-        parts_NK = torch.as_tensor(self._parts(samples, judged), dtype=torch.float32, device=device)
+        parts_NK = torch.as_tensor(parts, dtype=torch.float32, device=device)
         names = [*self.rewards.names, "environment"][: parts_NK.shape[1]]
         rollouts = Rollouts(
-            group_N=(torch.arange(len(samples)) // count).to(device),
+            group_N=(own.start + torch.arange(len(samples)) // count).to(device),
             mask_NT=mask_NT,
             old_logp_NT=torch.zeros(mask_NT.shape, device=device),
             reward_parts_NK=parts_NK,
@@ -231,13 +288,13 @@ class LanguageSource:
             inputs=list(samples),
             status_N=torch.as_tensor(status_N, device=device),
         )
-        rollouts = marked(rollouts, self.config, *moment)  # before anything is scored
+        rollouts = marked(rollouts, self.config, request.step, request.attempt)  # before anything is scored
         return rollouts.but(**self._log_probs(rollouts, samples, steps))
 
-    def _parts(self, samples: Sequence[Sample], judged: Judgement) -> np.ndarray:
-        """One column a reward function, and one for what an environment gave."""
+    def _parts(self, samples: Sequence[Sample], judged: Judgement, always: bool = False) -> np.ndarray:
+        """One column a reward function, and one for what an environment gave, where there is such (or `always`)."""
         parts_NK = judged.parts_NK
-        if not parts_NK.shape[1] or any(sample.reward is not None for sample in samples):
+        if always or not parts_NK.shape[1] or any(sample.reward is not None for sample in samples):
             own_N = [np.nan if sample.reward is None else sample.reward for sample in samples]
             parts_NK = np.concatenate([parts_NK, np.array(own_N)[:, None]], axis=1)
         return parts_NK
@@ -256,23 +313,12 @@ class LanguageSource:
 
     # --- what is told -----------------------------------------------------------------------------------------------
 
-    def _measure(self, samples: Sequence[Sample], judged: Judgement, request: CollectRequest) -> None:
+    def _measure(self, samples: Sequence[Sample], judged: Mapping[str, float], request: CollectRequest) -> None:
         self.num_tokens += sum(len(s.prompt.ids) + s.length for s in samples)
         if request.attempt:
             self._metrics["num_tokens"] = float(self.num_tokens)
             return
-        length_N = np.array([sample.length for sample in samples], dtype=float)
-        ended_N = np.array([sample.stop != "length" for sample in samples])
-        metrics: dict[str, float | None] = {
-            "num_tokens": float(self.num_tokens),
-            "completions/mean_length": float(length_N.mean()),
-            "completions/min_length": float(length_N.min()),
-            "completions/max_length": float(length_N.max()),
-            "completions/clipped_ratio": float((~ended_N).mean()),
-        }
-        for name in ("mean", "min", "max"):
-            value = float(getattr(np, name)(length_N[ended_N])) if ended_N.any() else None
-            metrics[f"completions/{name}_terminated_length"] = value
+        metrics: dict[str, float | None] = {"num_tokens": float(self.num_tokens), **lengths_of(samples)}
         metrics |= {f"prompts/{what}": float(count) for what, count in self.prompts.counts.items() if count}
         kept = [sample.kept for sample in samples if sample.kept is not None]
         if kept and self.config.sampling.truncates:
@@ -285,7 +331,7 @@ class LanguageSource:
             metrics["tools/call_frequency"] = calls / len(samples)
             failed = sum(sample.failed_calls for sample in samples)
             metrics["tools/failure_frequency"] = failed / calls if calls else 0.0
-        self._metrics = metrics | dict(judged.metrics)
+        self._metrics = metrics | dict(judged)
 
     def _state_for_rewards(self, step: int) -> dict[str, Any]:
         """What a reward function gets as `trainer_state`."""

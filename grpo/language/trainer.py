@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,14 @@ from grpo.language.samples import Message
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.source import PREFLIGHT, LanguageSource
 from grpo.language.tasks import TASKS
+from grpo.protocols import Ranks, State
 from grpo.report import StepReport
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
 from grpo.run.progress import printable
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.seeding import mixed
+from grpo.together import by_chief, same_weights
 from grpo.trainer import Trainer
 
 EPOCHS = 3
@@ -87,18 +89,25 @@ class Around:
             found |= {f"before/{name}": value for name, value in source.evaluate(0).items()}
         if config.warm_start_steps:
             warm_start(self._parts.policy, source.prompts, self._parts.tokens, config)
+            same_weights(trainer.ranks, [trainer.policy.parameters()])  # on a GPU additions have no fixed order
             if trainer.reference is not None:
                 trainer.reference.sync(trainer.policy.parameters(), 1.0)
             found |= {f"warm_start/{name}": value for name, value in source.evaluate(0).items()}
         if config.preflight and not self._looked:
-            self._refuse_waste(self.preflight())
+            self._refuse_waste(self._everybodys(trainer.ranks))
         return found
+
+    def _everybodys(self, ranks: Ranks) -> list[preflight.Finding]:
+        """What the chief finds: a few completions need no sharing, and a judge that is paid is asked once."""
+        self._looked = True
+        told = by_chief(ranks, "pre-flight", lambda: State({"found": [asdict(x) for x in self.preflight()]}, {}))
+        return [preflight.Finding(**found) for found in told.values["found"]]
 
     def _refuse_waste(self, findings: list[preflight.Finding]) -> None:
         text = preflight.report(findings)
         if any(finding.level == "problem" for finding in findings):
             raise ConfigError(f"pre-flight found what would waste the run:\n{text}\n(preflight=false goes on anyway)")
-        for finding in findings:
+        for finding in findings if self._parts.source.ranks.chief else ():
             if finding.level == "warning":
                 warnings.warn(f"{finding.what}; {finding.remedy}", stacklevel=5)
             elif self._watched():

@@ -28,6 +28,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -59,6 +60,15 @@ _SAMPLES = re.compile(r"step-(\d{1,15})(-.*)?\.\w+")
 """A file of the samples: its step, and what a film is called besides."""
 MANY = 1000
 """Events of one name of which every one is written."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A run's folder as all ranks but the chief know it: that one alone reads and writes it."""
+
+    path: Path
+    config: Mapping[str, Any]
+    """As config.json says."""
 
 
 class RunFolder:

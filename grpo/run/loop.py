@@ -20,23 +20,25 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from grpo.capabilities import Headlines, Timed
 from grpo.errors import SamplesFailed
+from grpo.protocols import State
 from grpo.run import checkpoint, thinning
-from grpo.run.folder import RunFolder
+from grpo.run.folder import Elsewhere, RunFolder
 from grpo.run.lock import locked
 from grpo.run.output import standing
 from grpo.run.progress import SHOWN, Progress, make_progress
 from grpo.run.saving import Waited
 from grpo.run.session import Session
 from grpo.run.signals import StopSignals
-from grpo.run.stepping import Stepping, Summary
+from grpo.run.stepping import Following, Stepping, Summary
 from grpo.run.trackers import Tracker
+from grpo.together import by_chief
 from grpo.trainer import StepReport, Trainer
 
 __all__ = ["Options", "SamplesFailed", "Summary", "run"]
@@ -100,7 +102,7 @@ class Options:
 def run(
     trainer: Trainer,
     steps: int,
-    folder: RunFolder | None = None,
+    folder: RunFolder | Elsewhere | None = None,
     *,
     resume: bool | int = False,
     document: Mapping[str, Any] | None = None,
@@ -123,29 +125,20 @@ def run(
     if steps < 1:
         raise ValueError(f"run() needs at least one step, got steps={steps}")
     batches = None if states is None else iter(states)
+    chief = trainer.ranks.chief
     with ExitStack() as closing:
         asked = StopSignals()  # entered below: without a folder there is nothing to save
-        session = Stepping(trainer, how.failure_budget, batches, how.log_every)
-        if folder is not None:
-            closing.enter_context(locked(folder.path))
-            closing.callback(folder.close)
-            session = Session(
-                trainer, folder, how.keep_last, how.keep_best, how.best_by, how.failure_budget, how.at, how.log_every,
-                batches,
-            )  # fmt: skip
-        closing.enter_context(standing(lambda what: session.tell(trainer.steps_done, "output_lost", what)))
+        session = _taken_up(trainer, folder, resume, batches, how, closing)
         if isinstance(session, Session):
-            closing.enter_context(session)
-            session.begin(resume, how.harmless)
             session.announce(steps, document)
         closing.callback(session.trackers.close)
-        session.trackers.open(how.trackers, how.project)
-        shown = _shown(progress, session, folder, steps, closing)
+        session.trackers.open(how.trackers if chief else (), how.project)
+        shown = _shown(progress if chief else None, session, folder, steps, closing)
         if folder is not None:
             closing.enter_context(asked)
         _timed(session, closing)
         _go_round(session, steps, how, asked, shown)
-        session.end(asked.reason or "done" if trainer.steps_done < steps else "done")
+        session.end(session.over(asked) or "done" if trainer.steps_done < steps else "done")
         session.save(last=True)
         session.close(how.curve)
         summary = session.summary()
@@ -154,12 +147,47 @@ def run(
         return summary
 
 
+def _taken_up(
+    trainer: Trainer,
+    folder: RunFolder | Elsewhere | None,
+    resume: bool | int,
+    states: Iterator[Any] | None,
+    how: Options,
+    closing: ExitStack,
+) -> Stepping:
+    """What goes round: alone, with a folder, or beside the chief who has it; all from where its checkpoint left it."""
+    sessions: list[Stepping] = []
+
+    def entered(session: Stepping) -> Stepping:
+        sessions.append(session)
+        closing.enter_context(standing(lambda what: session.tell(trainer.steps_done, "output_lost", what)))
+        return session
+
+    def begun() -> State:
+        assert isinstance(folder, RunFolder)
+        closing.enter_context(locked(folder.path))
+        closing.callback(folder.close)
+        kept = (how.keep_last, how.keep_best, how.best_by, how.failure_budget, how.at, how.log_every)
+        entered(session := Session(trainer, folder, *kept, states))
+        closing.enter_context(session)
+        return session.begin(resume, how.harmless)
+
+    if folder is None:
+        return entered(Stepping(trainer, how.failure_budget, states, how.log_every))
+    told = by_chief(trainer.ranks, "taking up the run", begun)
+    if isinstance(folder, Elsewhere):
+        entered(following := Following(trainer, how.failure_budget, states, how.log_every))
+        following.begin(told)
+    return sessions[0]
+
+
 def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, shown: Progress) -> None:
     """Step after step, until there are enough, or somebody or something ends it."""
     trainer = session.trainer
     judged_by_evaluation = bool(how.keep_best) and how.best_by.removeprefix("-").startswith("eval/")
     every, waited = min(how.checkpoint_every or steps, steps), Waited(how.checkpoint_minutes, how.clock)
-    while session.reason is None and trainer.steps_done < steps and asked.reason is None:
+    session.agree(asked)
+    while session.over(asked) is None and trainer.steps_done < steps:
         report = session.step()
         if report is None:
             break
@@ -174,7 +202,8 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         if how.stop is not None and how.stop(report):
             session.end("stopped")
         planned = _due(report.step, every) or (due and judged_by_evaluation)  # only what was evaluated can be the best
-        if planned or (report.step < steps and waited.too_long(every - 1 if report.step == 1 else 0)):
+        long = report.step < steps and waited.too_long(every - 1 if report.step == 1 else 0)
+        if session.agree(asked, planned or long):
             session.save(planned=planned)
             waited.restart()
 
@@ -188,7 +217,11 @@ def _thin(session: Stepping, step: int, how: Options) -> None:
 
 
 def _shown(
-    progress: str | Progress | None, session: Stepping, folder: RunFolder | None, steps: int, closing: ExitStack
+    progress: str | Progress | None,
+    session: Stepping,
+    folder: RunFolder | Elsewhere | None,
+    steps: int,
+    closing: ExitStack,
 ) -> Progress:
     """What a person sees, with the source's own metrics in front."""
     shown = make_progress(progress) if progress is None or isinstance(progress, str) else progress

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from grpo.capabilities import Leaves, Measures, Plots
+from grpo.protocols import State
 from grpo.run import checkpoint, signals
 from grpo.run.budget import WINDOW
 from grpo.run.exhibits import exhibit
@@ -58,8 +59,12 @@ class Session(Stepping):
         """Steps that were done when this process took over."""
         self._status: dict[str, Any] = {}
 
-    def begin(self, resume: bool | int, harmless: frozenset[str]) -> None:
-        """Take up the run where its checkpoint left it, or make sure that there is nothing to overwrite."""
+    def begin(self, resume: bool | int, harmless: frozenset[str]) -> State:
+        """Take up the run where its checkpoint left it, or make sure that there is nothing to overwrite.
+
+        What other ranks must know of it: they get the checkpoint from here.
+        """
+        found: checkpoint.Checkpoint | None = None
         trainer, folder = self.trainer, self.folder
         checkpoint.check(trainer.state())
         if resume is not False:
@@ -100,6 +105,8 @@ class Session(Stepping):
         self._first = trainer.steps_done
         if resume is not False:
             self.skip()
+        values = {"resumed": resume is not False, "state": None if found is None else dict(found.state.values)}
+        return State(values, {} if found is None else found.state.arrays)
 
     def announce(self, steps: int, document: Mapping[str, Any] | None = None) -> None:
         """Say what is going on, for the viewer.
@@ -210,10 +217,16 @@ class Session(Stepping):
         with self.watch("checkpoint"):
             self.saving.settle()
             step = self.trainer.steps_done
-            if self.saving.step == step or step == 0 or (self.reason is not None and not last):
+            wanted = not (self.saving.step == step or step == 0 or (self.reason is not None and not last))
+            if not self._everybody(wanted, "a checkpoint"):
                 return
             how: dict[str, Any] = {"score": self._score(step) if planned else None, "planned": planned}
             self.saving.save(checkpoint.snapshot(self.trainer.state(), step, settings=self.settings, **how), last)
+
+    def _everybody(self, wanted: bool, what: str) -> bool:
+        """Whether all ranks turn to something that the chief wants."""
+        self.trainer.ranks.broadcast(State({"go": wanted, "reason": self.reason}, {}), what)
+        return wanted
 
     def __enter__(self) -> Session:
         return self
@@ -239,7 +252,8 @@ class Session(Stepping):
     def leave(self) -> None:
         """What the source makes of the best policy (a video, say), for the folder and the trackers."""
         source = self.trainer.source
-        if not isinstance(source, Leaves) or self.saving.step is None:
+        wanted = self.reason in ("done", "stopped") and isinstance(source, Leaves) and self.saving.step is not None
+        if not self._everybody(wanted, "what is left") or not isinstance(source, Leaves):
             return
         last, step = self.trainer.state(), self.trainer.steps_done
         try:
@@ -262,8 +276,7 @@ class Session(Stepping):
         super().close(curve)
         if curve:
             self.draw()
-        if self.reason in ("done", "stopped"):
-            self.leave()
+        self.leave()
 
     def summary(self) -> Summary:
         """How it ended."""

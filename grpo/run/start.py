@@ -17,15 +17,17 @@ from grpo.capabilities import KeepsFiles
 from grpo.config import ConfigError
 from grpo.dialects import OWN
 from grpo.errors import SamplesFailed
+from grpo.protocols import Ranks, State
 from grpo.report import StepReport
 from grpo.run import open_trackers
 from grpo.run.config import ENDLESS, RunConfig
 from grpo.run.dialect import run_config
-from grpo.run.folder import RunFolder
+from grpo.run.folder import Elsewhere, RunFolder
 from grpo.run.loop import run
 from grpo.run.progress import Progress
 from grpo.run.stepping import Summary
 from grpo.run.trackers import Tracker
+from grpo.together import by_chief
 
 MOST = 10_000
 """Reports that `train` returns at most, and returns of episodes in the tutorial's list, the last ones: a run may be
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 def start(
     trainer: GRPOTrainer,
     how: RunConfig,
-    folder: RunFolder | None,
+    folder: RunFolder | Elsewhere | None,
     *,
     resume: bool = False,
     document: Mapping[str, Any] | None = None,
@@ -47,12 +49,16 @@ def start(
     stop: Callable[[StepReport], bool] = lambda report: False,
     progress: str | Progress | None = "auto",
 ) -> Summary:
-    """Carry out a run as `how` says, in a folder or without one; `document`: what config.json is to say from now on."""
+    """Carry out a run as `how` says, in a folder or without one; `document`: what config.json is to say from now on.
+
+    On several ranks the chief alone has the folder, and people see what it prints.
+    """
     _expect_possible(trainer, how)
     steps = trainer.total_steps(how)
     trainer.schedule(steps)
-    trainer.name, trainer.watched = how.name, progress is not None
-    if folder is not None and isinstance(trainer.source, KeepsFiles):
+    trainer.name, trainer.watched = how.name, progress is not None and trainer.ranks.chief
+    # Files that one rank alone has are missing on the others: what is remembered is in memory and checkpoints then.
+    if isinstance(folder, RunFolder) and isinstance(trainer.source, KeepsFiles) and trainer.ranks.size == 1:
         trainer.source.folder = folder.path
     summary = run(
         trainer,
@@ -90,7 +96,21 @@ def create(
     return RunFolder.create(path, task=task, config=document, created=created, seed=seed, argv=argv)
 
 
-def as_before(how: RunConfig, folder: RunFolder) -> RunConfig:
+def shared(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder | Elsewhere:
+    """The run's folder, which the chief makes or opens; where it cannot, all ranks say so."""
+    if ranks.size == 1:
+        return make()
+    made: list[RunFolder] = []
+
+    def work() -> State:
+        made.append(make())
+        return State({"path": str(made[0].path), "config": dict(made[0].config)}, {})
+
+    told = by_chief(ranks, "opening the run's folder", work).values
+    return made[0] if made else Elsewhere(Path(told["path"]), told["config"])
+
+
+def as_before(how: RunConfig, folder: RunFolder | Elsewhere) -> RunConfig:
     """A run that is gone on with is thinned as it was, unless asked otherwise; one older than thinning not at all."""
     saved = folder.config.get("run")
     plan = saved if isinstance(saved, dict) else {}
@@ -98,9 +118,9 @@ def as_before(how: RunConfig, folder: RunFolder) -> RunConfig:
     return how.model_copy(update=run_config({name: plan.get(name) for name in unsaid}).model_dump(include=unsaid))
 
 
-def discard_unbegun(folder: RunFolder) -> None:
+def discard_unbegun(folder: RunFolder | Elsewhere) -> None:
     """Remove the folder of a run that failed before its first step: there is nothing to keep."""
-    if not (folder.path / "metrics.jsonl").exists():
+    if isinstance(folder, RunFolder) and not (folder.path / "metrics.jsonl").exists():
         shutil.rmtree(folder.path, ignore_errors=True)
 
 
@@ -180,7 +200,7 @@ def _document(trainer: GRPOTrainer, how: RunConfig) -> dict[str, Any]:
     return {"task": trainer.task, "dialect": OWN, **trainer.settings(), "run": plan}
 
 
-def _called(folder: RunFolder) -> str | None:
+def _called(folder: RunFolder | Elsewhere) -> str | None:
     """What the run in a folder is called already."""
     plan = folder.config.get("run")
     name = plan.get("name") if isinstance(plan, dict) else None
@@ -189,8 +209,24 @@ def _called(folder: RunFolder) -> str | None:
 
 def _place(
     trainer: GRPOTrainer, how: RunConfig, document: Mapping[str, Any], folder: Path | None, resume: bool | str | None
+) -> tuple[RunFolder | Elsewhere, bool]:
+    """Where the run's results go, and whether it goes on there: the chief looks."""
+    if trainer.ranks.size == 1:
+        return _looked_up(trainer, how, document, folder, resume)
+    found: list[tuple[RunFolder, bool]] = []
+
+    def work() -> State:
+        found.append(_looked_up(trainer, how, document, folder, resume))
+        place, resumed = found[0]
+        return State({"path": str(place.path), "config": dict(place.config), "resumed": resumed}, {})
+
+    told = by_chief(trainer.ranks, "opening the run's folder", work).values
+    return found[0] if found else (Elsewhere(Path(told["path"]), told["config"]), told["resumed"])
+
+
+def _looked_up(
+    trainer: GRPOTrainer, how: RunConfig, document: Mapping[str, Any], folder: Path | None, resume: bool | str | None
 ) -> tuple[RunFolder, bool]:
-    """Where the run's results go, and whether it goes on there."""
     if isinstance(resume, str):
         folder = Path(resume)
         folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import SamplesFailed
+from grpo.protocols import State
 from grpo.run import signals
 from grpo.run.budget import WINDOW, FailureBudget
 from grpo.run.exhibits import exhibit
@@ -82,6 +83,7 @@ class Stepping:
         self.watch = Stopwatch()
         """Handed to the trainer as `phase`."""
         self._reason: str | None = None
+        self._agreed: str | None = None
         self.why = ""
         self.seconds = 0.0
         self._row: Row = {}
@@ -167,6 +169,23 @@ class Stepping:
         """Why the loop ends; None: it goes on."""
         return self._reason
 
+    def over(self, asked: signals.StopSignals) -> str | None:
+        """Why no further step is begun; None: one is. On several ranks what all have agreed on, and nothing since."""
+        return self.reason or asked.reason if self.trainer.ranks.size == 1 else self._agreed
+
+    def agree(self, asked: signals.StopSignals, save: bool = False) -> bool:
+        """At the end of a step: whoever was asked to stop, or wants to, stops all; whether the chief wants to save."""
+        ranks = self.trainer.ranks
+        if ranks.size == 1:
+            return save
+        words = {"reason": self.reason, "asked": asked.reason, "why": self.why, "save": save}
+        found = [told.values for told in ranks.gather(State(words, {}), "the end of a step")]
+        for told in reversed(found):  # of several reasons that of the first rank stands, everywhere
+            if told["reason"] is not None:
+                self._reason, self.why = told["reason"], told["why"]
+        self._agreed = self._reason or next((told["asked"] for told in found if told["asked"] is not None), None)
+        return bool(found[0]["save"])
+
     def end(self, reason: str) -> None:
         """Why the loop ends; the first reason stands."""
         self._reason = self._reason or reason
@@ -199,6 +218,37 @@ class Stepping:
     def close(self, curve: bool) -> None:
         """What is left when the loop has ended: the trackers' last row."""
         self.track_last()
+
+
+class Following(Stepping):
+    """A rank beside the chief, which has the folder: it steps, evaluates and agrees, and writes nothing."""
+
+    def begin(self, told: State) -> None:
+        """Go on from the checkpoint that the chief has read, where there is one."""
+        if told.values["state"] is not None:
+            self.trainer.load_state(State(told.values["state"], told.arrays))
+        if told.values["resumed"]:
+            self.skip()
+
+    def count_failures(self, report: StepReport) -> None:
+        """An error on the first step, on every rank; later ones are counted by the chief, who has seen them all."""
+        if report.step < 2:
+            super().count_failures(report)
+
+    def save(self, last: bool = False, planned: bool = True) -> None:
+        """What is this rank's own goes to the chief."""
+        self._take_part("a checkpoint")
+
+    def close(self, curve: bool) -> None:
+        """The chief makes something of the best policy, and needs the last one back; how it ended is its word."""
+        self._reason = self._take_part("what is left")
+
+    def _take_part(self, what: str) -> str | None:
+        """Give the chief what is this rank's own, if it wants that; why it ends, if it does."""
+        told = self.trainer.ranks.broadcast(None, what).values
+        if told["go"]:
+            self.trainer.state()
+        return None if told["reason"] is None else str(told["reason"])
 
 
 def _warned(step: int, event: str, message: str) -> None:

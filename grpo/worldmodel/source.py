@@ -22,7 +22,7 @@ from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.errors import SamplesFailed, line
-from grpo.protocols import Collected, CollectRequest, State, as_part, part
+from grpo.protocols import Collected, CollectRequest, Ranks, State, as_part, part
 from grpo.rollouts import Rollouts
 from grpo.run.inside import write_inside
 from grpo.seeding import derive
@@ -217,6 +217,15 @@ class WorldModelSource:
     def _generator(self, step: int, stream: str) -> torch.Generator:
         """Randomness from (seed, step, stream): nothing to save."""
         return torch.Generator().manual_seed(derive(self.config.seed, step, stream))
+
+    @property
+    def ranks(self) -> Ranks:
+        """Who shares the updates of the world model. All play and imagine alike, and so remember the same."""
+        return self.learner.ranks
+
+    @ranks.setter
+    def ranks(self, ranks: Ranks) -> None:
+        self.learner.ranks = ranks
 
     @property
     def replay(self) -> Replay:

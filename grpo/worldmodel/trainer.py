@@ -28,6 +28,7 @@ from grpo.run import checkpoint
 from grpo.run.folder import FolderError, RunFolder
 from grpo.run.functions import function_of
 from grpo.run.trainer import GRPOTrainer as RunTrainer
+from grpo.together import here
 from grpo.worldmodel.config import WorldModelConfig
 from grpo.worldmodel.imagine import RewardFn
 from grpo.worldmodel.model.adapters import adapt
@@ -76,6 +77,7 @@ class GRPOTrainer(RunTrainer):
             named = {} if env is None else {"env": env if isinstance(env, str) else _name(env)}
             config = WorldModelConfig(_dialect="dreamer", **named | given)
         reward_fn = _judge(config, reward_fn)
+        here()  # first: several ranks have a GPU each
         fleet, copies = _environments(config, config.env if env is None or isinstance(env, str) else env)
         try:
             policy, learner, view, parentless = _agent(config, fleet)

@@ -13,7 +13,7 @@ def test_each_way_keeps_the_numbers_that_older_runs_began_with():
     assert start_seeds([3, 4, 3], 3, held_out=True) == [513635487, 1960379481, 1927530039]
     assert mixed(1, 2, 3) == 6498626229777268288
     assert generator(3, 4, 0).integers(0, 1000, 3).tolist() == [8, 898, 584]
-    assert rounding_seed(2, 5) == 2_000_011
+    assert rounding_seed(2, 5, 0) == 2_000_011
 
 
 @pytest.mark.parametrize("key", [[0], [0, 1, 2], [2**40, 7, 1_000_003]])

@@ -1,7 +1,8 @@
 """AdamW for weights that are kept in bfloat16: a step too small for them is taken with the probability it deserves.
 
 Rounding to the nearest would lose it: at a learning rate of 1e-6 nearly every step. Rounded up or down at random, in
-proportion, weights move as far as they should on average. What is drawn comes from (seed, step): nothing to save.
+proportion, weights move as far as they should on average. What is drawn comes from (seed, step, parameter): nothing to
+save, and whoever owns a parameter draws the same for it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class RoundedAdamW(torch.optim.Optimizer):
         """One update."""
         if closure is not None:
             raise TypeError("gradients are there already; call step() without a closure")
+        numbers = {p: number for number, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        random = {device: torch.Generator(device) for device in {p.device for p in numbers}}
         for group in self.param_groups:
-            random: dict[torch.device, torch.Generator] = {}
             for p in group["params"]:
                 if p.grad is None:
                     continue
@@ -45,10 +47,8 @@ class RoundedAdamW(torch.optim.Optimizer):
                     moments = (torch.zeros_like(p, dtype=torch.float32) for _ in range(2))
                     state["step"], (state["exp_avg"], state["exp_avg_sq"]) = 0, moments
                 state["step"] += 1
-                if p.device not in random:
-                    draw = torch.Generator(p.device)
-                    random[p.device] = draw.manual_seed(rounding_seed(group["seed"], state["step"]))
-                self._move(p, p.grad, state, group, random[p.device])
+                drawn = random[p.device].manual_seed(rounding_seed(group["seed"], state["step"], numbers[p]))
+                self._move(p, p.grad, state, group, drawn)
 
     def _move(self, p: Tensor, grad: Tensor, state: Any, group: Any, random: torch.Generator) -> None:
         (beta1, beta2), step, lr = group["betas"], state["step"], group["lr"]

@@ -31,7 +31,7 @@ from grpo.errors import ConfigError, line
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
 from grpo.language.rewards.lookup import find
 from grpo.run.functions import FromFile
-from grpo.workers import CannotStart, Feed, Outcome, Pool
+from grpo.workers import CannotStart, Feed, Outcome, Pool, processors
 
 if TYPE_CHECKING:
     from grpo.language.samples import Sample
@@ -55,6 +55,8 @@ class Judgement:
     metrics: Mapping[str, float] = field(default_factory=dict)
     extras: Mapping[str, list[Any]] = field(default_factory=dict)
     """Columns from log_extra, a value a row; None where nothing was said."""
+    logged: Mapping[str, list[float]] = field(default_factory=dict)
+    """What was told beside the rewards, by name: the metrics are means of these."""
 
 
 @dataclass(eq=False)
@@ -65,6 +67,10 @@ class Pending:
     state: Mapping[str, Any]
     """What functions get as `trainer_state`."""
     columns: Sequence[str]
+    first: int
+    """The place of its first row in the whole step, where ranks share one …"""
+    of: int
+    """… of so many rows: what a function draws does not depend on who asks it."""
     samples: dict[int, Sample] = field(default_factory=dict)
     """By row, as far as there are any."""
     feeds: list[tuple[Feed, Future[list[Outcome]], list[tuple[int, Task]]]] = field(default_factory=list)
@@ -103,7 +109,7 @@ class Rewards:
         """With the numbers of its functions, and the one thread that drives it: a pool is not shared by threads."""
         self._pending: list[Pending] = []
         try:
-            self._start(workers or min(os.cpu_count() or 1, MOST_WORKERS))
+            self._start(workers or min(processors(), MOST_WORKERS))
         except BaseException:
             self.close()
             raise
@@ -130,13 +136,21 @@ class Rewards:
             feed.end()
         return pending
 
-    def open(self, columns: Sequence[str], rows: int, step: int, state: Mapping[str, Any] | None = None) -> Pending:
+    def open(
+        self,
+        columns: Sequence[str],
+        rows: int,
+        step: int,
+        state: Mapping[str, Any] | None = None,
+        first: int = 0,
+        of: int | None = None,
+    ) -> Pending:
         """Get ready to judge so many rows, which are added as they are made; then `finish`, or `drop` in an emergency.
 
-        columns: of the data, in whatever part they occur.
+        columns: of the data, in whatever part they occur. first, of: where the rows are in a step that ranks share.
         """
         known = {"max_steps": None, "epoch": None, **(state or {}), "global_step": step, "step": step}
-        pending = Pending(rows, known, columns)
+        pending = Pending(rows, known, columns, first, rows if of is None else of)
         self._pending.append(pending)
         for pool, _, thread in self._pools:
             feed = Feed()
@@ -193,7 +207,7 @@ class Rewards:
             for _, running, sent in pending.feeds:
                 for (k, task), outcome in zip(sent, running.result(), strict=True):
                     reply: Reply = outcome.value if outcome.ok else _lost(task, outcome)
-                    found.append((k, task, _told(reply, self.names[k], outcome.changed)))
+                    found.append((k, task, _changed(reply, self.names[k], outcome.changed)))
             return found
         finally:
             self.drop(pending)
@@ -208,9 +222,9 @@ class Rewards:
         """A call's number in the whole step, whatever part it comes in: what it draws follows from it."""
         at_once = [call.batched or call.asynchronous for call in self.calls]
         here = next(here for _, here, _ in self._pools if k in here)
-        order = sorted(here, key=lambda k: pending.rows == 1 or not at_once[k])
-        first = sum(1 if at_once[other] else pending.rows for other in order[: order.index(k)])
-        row = task.rows[0]
+        order = sorted(here, key=lambda k: pending.of == 1 or not at_once[k])
+        first = sum(1 if at_once[other] else pending.of for other in order[: order.index(k)])
+        row = pending.first + task.rows[0]
         return f"{first}.{row}" if at_once[k] and row else str(first + row)
 
     def _here(self, call: Call, task: Task) -> Reply:
@@ -307,7 +321,7 @@ def _warn_inline(call: Call, reason: str) -> None:
     )
 
 
-def _told(reply: Reply, name: str, changed: str) -> Reply:
+def _changed(reply: Reply, name: str, changed: str) -> Reply:
     """The reply, and that the call changed Python itself where it did."""
     if not changed:
         return reply
@@ -348,10 +362,15 @@ def _judgement(
     for row in np.flatnonzero(unjudged_N).tolist():
         errors.setdefault(row, f"no reward function applies to row {samples[row].prompt.row}")
     parts_NK[list(errors)] = np.nan
-    metrics = {name: float(np.mean(values)) for name, values in logged.items()}
-    metrics |= spread(names, parts_NK)
+    metrics = told(names, parts_NK, logged)
     tracebacks = {row: "\n".join(v.trace for _, v in found if v.trace) for row, found in problems.items()}
-    return Judgement(parts_NK, errors, {row: text for row, text in tracebacks.items() if text}, metrics, extras)
+    traces = {row: text for row, text in tracebacks.items() if text}
+    return Judgement(parts_NK, errors, traces, metrics, extras, logged)
+
+
+def told(names: Sequence[str], parts_NK: np.ndarray, logged: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The metrics of a batch."""
+    return {name: float(np.mean(values)) for name, values in logged.items()} | spread(names, parts_NK)
 
 
 def spread(names: Sequence[str], parts_NK: np.ndarray) -> dict[str, float]:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.errors import ConfigError, line
-from grpo.workers import Pool
+from grpo.workers import Pool, processors
 
 LONGEST = 2_000
 """Characters of an answer; the rest is cut."""
@@ -88,7 +87,7 @@ class Toolbox:
         self._functions = {_name(function): function for function in functions}
         if len(self._functions) < len(functions):
             raise ConfigError(f"two tools have the same name: {', '.join(map(_name, functions))}; rename one")
-        self._timeout, self._workers = timeout, workers or min(os.cpu_count() or 1, 4)
+        self._timeout, self._workers = timeout, workers or min(processors(), 4)
         self._pool: Pool | None = None
 
     @property

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from grpo.errors import SamplesFailed
 from grpo.graphs import GraphedCallable, Tensors
-from grpo.protocols import State, as_part, part
+from grpo.protocols import Alone, Ranks, Slots, State, as_part, part
+from grpo.together import attempted
 from grpo.worldmodel.model.adapters import trained
 from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments
 from grpo.worldmodel.model.pieces import fused
@@ -56,6 +57,8 @@ class Learner:
         self._optimizer = None if frozen or not self._tensors else LaProp(self._tensors, lr=rate, warmup=warmup)
         self._gradients = GraphedCallable(self._differentiated, self._in_use, graphs)
         self._step = GraphedCallable(self._moved, self._in_use, graphs)
+        self.ranks: Ranks = Alone()
+        """Who shares every update."""
         self.updates, self.skipped = 0, 0
         self._in_a_row = 0
         self.metrics: dict[str, float] = {}
@@ -67,7 +70,7 @@ class Learner:
         given = batch if latent is None else {**batch, DETER: latent.deter, STOCH: latent.stoch}
         drawn = torch.rand(*batch["is_first"].shape, self.model.size.stoch, generator=random)
         with self._threads(len(drawn)):
-            found = self._gradients({**given, UNIFORM: drawn.to(batch["reward"].device)})
+            found = self._shared({**given, UNIFORM: drawn.to(batch["reward"].device)})
         posterior = Latent(found.pop(DETER), found.pop(STOCH))
         values = torch.stack([x.float() for x in found.values()]).tolist()  # the device is waited for once
         metrics = dict(zip(found, values, strict=True))
@@ -81,6 +84,32 @@ class Learner:
             self._skip()
         self._clear()
         return _flat(posterior), batch["is_terminal"].flatten()
+
+    def _shared(self, given: Tensors) -> Tensors:
+        """Gradients of the whole batch, each rank's sequences differentiated by it; the losses are means over them."""
+        if self.ranks.size == 1:
+            return self._gradients(given)
+        rows = len(given[UNIFORM])
+        own = Slots(self.ranks.rank, self.ranks.size).of(rows)
+
+        def mine() -> State:
+            if not own:
+                self._clear()
+                return State({"rows": 0, "moved": []}, {})
+            found = self._gradients({name: x[own.start : own.stop] for name, x in given.items()})
+            moved = {number: p.grad for number, p in enumerate(self._tensors) if p.grad is not None}
+            torch._foreach_mul_(list(moved.values()), len(own) / rows)
+            return State({"rows": len(own), "moved": list(moved)}, found)
+
+        told = [state for state in attempted(self.ranks, "learning the world", mine) if state.values["rows"]]
+        gradients = []
+        for number in told[0].values["moved"]:
+            p = self._tensors[number]
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            gradients.append(p.grad)
+        self.ranks.sum(gradients, "the world model's gradients")
+        found = {name: _joined(told, name).to(given[UNIFORM].device) for name in told[0].arrays}
+        return {**found, "grad_norm": torch.nn.utils.get_total_norm(gradients)}
 
     def _threads(self, batch: int) -> AbstractContextManager[None]:
         """Where the recurrence takes one thread, waking others for the rest gains nothing; pictures want them all."""
@@ -163,3 +192,12 @@ def choose(latent: Latent, ends_M: Tensor, count: int, random: np.random.Generat
 
 def _flat(latent: Latent) -> Latent:
     return latent.each(lambda x: x.flatten(0, 1))
+
+
+def _joined(told: list[State], name: str) -> Tensor:
+    """What ranks found of their sequences, one after the other; of means the mean."""
+    parts = [state.arrays[name] for state in told]
+    if parts[0].ndim:
+        return torch.cat(parts)
+    rows = torch.tensor([state.values["rows"] for state in told], dtype=parts[0].dtype)
+    return (torch.stack(parts) * rows).sum() / rows.sum()

@@ -1,0 +1,47 @@
+"""Parameters and an optimizer's state as a checkpoint keeps them: named tensors and plain values, and the way back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def copies(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays of their own, which later steps do not change."""
+    return {name: x.detach().clone() if isinstance(x, Tensor) else copy.copy(x) for name, x in arrays.items()}
+
+
+def copy_into(parameters: Mapping[str, Tensor], saved: Mapping[str, Any], kind: str) -> None:
+    """Write what was saved into these parameters, the same ones by name and shape."""
+    if set(saved) != set(parameters):
+        differ = ", ".join(sorted(set(saved) ^ set(parameters))[:3])
+        raise ValueError(f"the saved {kind} has other parameters than this one ({differ})")
+    for name, parameter in parameters.items():
+        tensor = torch.as_tensor(saved[name])
+        if tuple(tensor.shape) != tuple(parameter.shape):
+            shapes = f"{tuple(tensor.shape)}, not {tuple(parameter.shape)}"
+            raise ValueError(f"the saved {kind} parameter {name} has shape {shapes}")
+        parameter.copy_(tensor)
+
+
+def flattened(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """An optimizer's state dict as JSON-able values and named tensors."""
+    values: dict[str, Any] = {"state": {}, "param_groups": optimizer["param_groups"]}
+    tensors: dict[str, Tensor] = {}
+    for index, entry in optimizer["state"].items():
+        values["state"][str(index)] = {k: v for k, v in entry.items() if not isinstance(v, Tensor)}
+        tensors |= {f"{index}/{k}": v.clone() for k, v in entry.items() if isinstance(v, Tensor)}
+    return values, tensors
+
+
+def unflattened(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The way back."""
+    state: dict[int, dict[str, Any]] = {int(index): dict(entry) for index, entry in values["state"].items()}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition("/")
+        state[int(index)][key] = torch.as_tensor(tensor).clone()
+    return {"state": state, "param_groups": values["param_groups"]}

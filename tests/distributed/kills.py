@@ -1,0 +1,65 @@
+"""A run of two ranks, one of which is killed at a point of step 3."""
+
+from __future__ import annotations
+
+import os
+
+STEP = 2
+"""Steps that are done when it happens."""
+
+
+def take_part(rank: int, meeting: str, folder: str, point: str, victim: int) -> None:
+    """One rank's life; it ends with 9 where it is killed, with 3 where it has lost the other."""
+    import torch.distributed as dist
+
+    from grpo import together
+    from grpo.bandit import BanditSource, SoftmaxPolicy
+    from grpo.distributed.group import Group
+    from grpo.errors import RanksLost
+    from grpo.run import checkpoint
+    from tests.distributed import cases
+
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    ranks = Group(dist.group.WORLD, dist.group.WORLD)
+    trainer = cases.bandit_trainer(ranks)
+
+    def deadly(call, now=lambda *args: True):
+        def killed(*args, **kwargs):
+            if trainer.steps_done == STEP and now(*args):
+                os._exit(9)
+            return call(*args, **kwargs)
+
+        return killed
+
+    if rank == victim:
+        if point == "collect":
+            BanditSource.collect_part = deadly(BanditSource.collect_part)
+        elif point == "gather":
+            Group.gather = deadly(Group.gather, lambda self, mine, what: what == "collecting")
+        elif point == "pass":
+            SoftmaxPolicy.score = deadly(SoftmaxPolicy.score)
+        elif point == "sum":
+            Group.sum = deadly(Group.sum)
+        elif point == "optimizer":
+            trainer._move = deadly(trainer._move)
+        elif point == "agree":
+            Group.gather = deadly(Group.gather, lambda self, mine, what: what == "the end of a step")
+        elif point == "state":
+            trainer.state = deadly(trainer.state)
+        else:
+            publish = checkpoint.publish
+
+            def at(reached):
+                if reached == point and trainer.steps_done >= STEP:
+                    os._exit(9)
+
+            checkpoint.publish = lambda *args, **kwargs: publish(*args, **kwargs | {"at": at})
+    together.here = lambda: ranks
+    try:
+        trainer.planned = lambda asked, kept: (
+            type(trainer).planned(trainer, asked, kept).model_copy(update={"checkpoint_every": 1})
+        )
+        trainer.train(steps=5, folder=folder, progress=None)
+    except RanksLost:
+        os._exit(3)
+    os._exit(0)

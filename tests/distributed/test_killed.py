@@ -1,0 +1,40 @@
+"""A rank that is killed ends the job at once; what was saved is whole, and every step is in metrics.jsonl once."""
+
+import json
+import multiprocessing
+
+import pytest
+
+from grpo import together
+from grpo.protocols import Alone
+from grpo.run.checkpoint import load, steps
+from grpo.run.folder import RunFolder
+from tests.distributed import cases
+from tests.distributed.kills import take_part
+
+POINTS = [(point, victim) for point in ("collect", "gather", "pass", "sum", "optimizer", "agree") for victim in (0, 1)]
+POINTS += [("state", 1), ("arrays", 0), ("manifest", 0), ("rename", 0), ("pointer", 0)]
+
+
+@pytest.mark.parametrize(("point", "victim"), POINTS)
+def test_killed(tmp_path, pool, monkeypatch, point, victim):
+    start = multiprocessing.get_context("forkserver")
+    given = (str(tmp_path / "meeting"), str(tmp_path / "run"), point, victim)
+    ranks = [start.Process(target=take_part, args=(rank, *given)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(60)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes[victim] == 9 and codes[1 - victim] == 3
+
+    folder = RunFolder.open(tmp_path / "run")
+    saved = steps(folder)
+    assert saved and load(saved[-1]).step >= 1
+    monkeypatch.setattr(together, "here", Alone)
+    trainer = cases.bandit_trainer(Alone())
+    trainer.train(steps=5, folder=tmp_path / "run", progress=None)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

@@ -1,0 +1,98 @@
+"""One, two and three ranks: the same steps."""
+
+import math
+
+import pytest
+import torch
+
+from grpo.recipes import RECIPES
+from tests.distributed import cases
+
+
+def expect_same(one, other, tolerance):
+    """Metrics, gradients and weights of two runs, to rounding."""
+    for mine, theirs in zip(one[0], other[0], strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            if value is None or not math.isfinite(value):
+                assert str(theirs[name]) == str(value), name
+            else:
+                assert theirs[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name  # shares are float32
+    assert len(one[1]) == len(other[1])
+    for mine, theirs in zip(one[1], other[1], strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    for name, weight in one[2].items():
+        torch.testing.assert_close(weight, other[2][name], rtol=10 * tolerance, atol=10 * tolerance)
+
+
+def expect_one_two_three(pool, case, tolerance, **given):
+    """The case on every number of ranks, against one."""
+    alone = pool.run(case, 1, **given)[0]
+    for size in (2, 3):
+        for found in pool.run(case, size, **given):
+            expect_same(alone, found, tolerance)
+    return alone
+
+
+SCORED = sorted(name for name, row in RECIPES.items() if (row.teacher_over, row.teacher_sees) == ("sampled", "prompt"))
+"""Recipes without a teacher that must know the room."""
+
+
+@pytest.mark.parametrize("recipe", SCORED)
+def test_every_recipe(pool, recipe):
+    expect_one_two_three(pool, cases.bandit, 1e-12, double=True, loss_type=recipe, num_iterations=2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta": 0.1, "num_iterations": 2},
+        {"groups_per_minibatch": 1, "num_iterations": 2},
+        {"rows_per_minibatch": 3, "num_iterations": 2, "old_logp": "recomputed"},
+        {"no_signal": "resample", "max_attempts": 3},
+        {"target_kl": 1e-4, "num_iterations": 4, "learning_rate": 1.0},
+        {"max_ratio": 1.0001, "num_iterations": 3, "learning_rate": 1.0},
+        {"groups_per_step": 1},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_a_users_own_models(pool, settings):
+    alone = pool.run(cases.own_models, 1, **settings)[0]
+    for size in (2, 3):
+        found = pool.run(cases.own_models, size, **settings)
+        for one in found:
+            expect_same(alone, one, 1e-12)
+        assert sum(sum(one[3]) for one in found) == sum(alone[3])  # nobody is judged twice
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_type": "dapo"},
+        {"tied": True, "num_iterations": 2, "beta": 0.1},
+        {"groups_per_minibatch": 2, "num_iterations": 2},
+        {"lora_rank": 2, "prompts_per_step": 2, "beta": 0.1, "ref_sync_steps": 1},
+        {"no_signal": "resample", "max_attempts": 3, "warm_start_steps": 1},
+        {"loss_type": "dapo", "double": False, "evaluate": False},
+    ],
+    ids=["dapo", "tied", "minibatches", "lora", "resample", "float32"],
+)
+def test_language(pool, settings):
+    # An adapter is float32, and so are the head's products of a group that is cut, which sums them in another order.
+    narrow = not settings.get("double", True) or {"lora_rank", "groups_per_minibatch"} & settings.keys()
+    tolerance = 1e-6 if narrow else 1e-12
+    alone = pool.run(cases.language, 1, **settings)[0]
+    for size in (2, 3):
+        for one in pool.run(cases.language, size, **settings):
+            expect_same(alone, one, tolerance)
+            assert one[3] == alone[3]
+
+
+@pytest.mark.parametrize("settings", [{}, {"group_by": "batch"}, {"action_chunk": 2, "minibatches": 2}], ids=str)
+def test_control(pool, settings):
+    expect_one_two_three(pool, cases.control, 1e-6, **settings)
+
+
+def test_worldmodel(pool):
+    expect_one_two_three(pool, cases.worldmodel, 1e-6)
