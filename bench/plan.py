@@ -4,8 +4,8 @@
 
 A cell of `bench/gpu.py` that measures a step or an update of ours writes down what is planned for its settings
 (`planned`). Rollouts, and an update whose passes were set, are what the constants of `grpo.language.planning` were
-fitted to: they are predicted anew. Nothing was fitted to the others. Writes bench/results/plan.json, which the page on
-speed is made from.
+fitted to: they are predicted anew. Of some others an earlier time was known when constants were chosen (`SEEN`). Writes
+bench/results/plan.json, which the page on speed is made from.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ RESULTS = Path(__file__).parent / "results"
 GPU = GPUS["h200"]
 FITTED = ("smollm_256", "smollm_1024", "qwen06_256", "qwen17_256", "qwen17_1024", "llama3b_256", "update_qwen17_lean")
 """Cells that the constants were fitted to."""
+SEEN = ("update_qwen06_65536", "step_qwen8_lora", "step_qwen17_4096", "step_qwen17")
+"""Cells of which an earlier time, or that of their update, was used for a constant: attention's rate, what an adapter
+moves, how fast keys and values are read, what a pass costs."""
 
 
 def predicted(settings: dict[str, Any]) -> dict[str, float]:
@@ -97,8 +100,12 @@ def table(results: dict[str, Any]) -> str:
         cells = [f"`{row['cell']}`", size]
         for name, digits in (("gib", 1), ("seconds", 2)):
             cells += [f"{planned[name]:.{digits}f}, {found[name]:.{digits}f}", f"{planned[name] / found[name]:.2f}"]
-        lines.append("| " + " | ".join([*cells, "fitted" if row["fitted"] else ""]) + " |")
+        lines.append("| " + " | ".join([*cells, _mark(row)]) + " |")
     return "\n".join(lines)
+
+
+def _mark(row: dict[str, Any]) -> str:
+    return "fitted" if row["fitted"] else "seen" if row["cell"] in SEEN else ""
 
 
 def main() -> None:

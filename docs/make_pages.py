@@ -119,8 +119,9 @@ is not in it. Floor ÷ ours is of seconds: 1 would be as fast as the floor.
 ### What `grpo plan` said before
 
 `bench/plan.py` holds what was planned for a cell beside what was measured: memory that torch hands out at most, seconds
-of a rollout, an update or a step. Its constants were fitted to the cells that are marked and to the runs that
-[decisions](decisions.md#passes-as-small-as-they-can-be-without-costing-time) has, not to the other cells.
+of a rollout, an update or a step. Its constants were fitted to the cells marked so, and to the runs that
+[decisions](decisions.md#passes-as-small-as-they-can-be-without-costing-time) has. Where it says seen, an earlier time
+of that cell or of its update was used for one of them; only cells without a mark were not looked at before.
 
 {planned}
 

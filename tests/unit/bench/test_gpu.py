@@ -259,5 +259,5 @@ def test_what_is_planned_stands_beside_what_is_measured():
     rows = plan.compared(cells)
     assert [(row["cell"], row["fitted"]) for row in rows] == [("step_qwen8_lora", False), ("qwen17_256", True)]
     said = plan.table({"rows": rows})
-    assert "| 9.0, 10.0 | 0.90 | 4.00, 8.00 | 0.50 |  |" in said and said.count("fitted") == 1
+    assert "| 9.0, 10.0 | 0.90 | 4.00, 8.00 | 0.50 | seen |" in said and said.count("fitted") == 1
     assert plan.table({}) == "Not measured."
