@@ -47,6 +47,7 @@ BLOCKS: Blocks = {
     "update": (
         "groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "minibatches", "rows_per_microbatch",
         "num_iterations", "learning_rate", "weight_decay", "max_grad_norm", "max_ratio", "target_kl",
+        "shard",
     ),
     "general": ("seed", "device"),
     "algorithm": ("loss_type", "old_logp", "report_entropy", "ref_sync_steps", "ref_mixup_alpha", *column_types()),
@@ -154,6 +155,9 @@ class GRPOConfig(Worded):
     """A minibatch whose mean ratio is above this is skipped whole; None: never."""
     target_kl: float | None = Field(default=None, gt=0)
     """Passes stop once the mean of log π_old − log π over a minibatch reaches this; None: never."""
+    shard: Literal["none", "states", "gradients", "weights"] = "none"
+    """What ranks divide among them instead of keeping all of it each: the optimizer's states, the gradients too, or the
+    weights as well (language models; slower). The same updates, to rounding; see docs/scaling.md."""
     old_logp: Literal["auto", "recorded", "recomputed", "detached"] = "auto"
     """Log-probs the ratio compares with: as recorded when sampled, computed again before the first pass, or the current
     ones (ratio 1, for one pass and one minibatch). auto: detached where that is the case, else recorded."""

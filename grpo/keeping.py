@@ -28,6 +28,15 @@ def copy_into(parameters: Mapping[str, Tensor], saved: Mapping[str, Any], kind: 
         parameter.copy_(tensor)
 
 
+def expect_same_kind(saved: Mapping[str, Any], kind: str | None) -> None:
+    """Refuse to go on with another optimizer than the one that was saved, or none."""
+    if kind is not None and "optimizer" not in saved:
+        raise ValueError("the saved state has no optimizer; going on without one would be another run")
+    if saved.get("optimizer_kind") != kind:
+        before = saved.get("optimizer_kind") or "no optimizer"
+        raise ValueError(f"the state was saved with {before}, this trainer has {kind or 'none'}; use the same")
+
+
 def flattened(optimizer: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """An optimizer's state dict as JSON-able values and named tensors."""
     values: dict[str, Any] = {"state": {}, "param_groups": optimizer["param_groups"]}

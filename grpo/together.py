@@ -28,7 +28,9 @@ from grpo.errors import RankFailed, RanksDiffer, line
 from grpo.experience import Experience
 from grpo.parcels import flat, whole
 from grpo.protocols import Alone, Collected, CollectRequest, Part, Ranks, RolloutSource, Slots, State, as_part, part
+from grpo.resample import members_of
 from grpo.rollouts import Rollouts, Scores, Taught
+from grpo.shards import Again, Shards, Unsharded
 
 WEIGHTS_EVERY = 50
 """Steps between two looks at whether all ranks have the same weights."""
@@ -39,11 +41,11 @@ Gradients = Callable[[Experience], tuple[dict[str, float], Tensor]]
 
 
 def here() -> Ranks:
-    """The ranks that this process is one of, as torchrun's variables say; alone where there are none."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
-        joined: Ranks = import_module("grpo.distributed.group").join()
-        return joined
-    return Alone()
+    """The ranks that this process is one of, as the variables of torchrun, srun, … say; alone where there are none."""
+    if import_module("grpo.distributed.places").found(os.environ) is None:
+        return Alone()
+    joined: Ranks = import_module("grpo.distributed.group").join()
+    return joined
 
 
 def attempted(ranks: Ranks, what: str, work: Callable[[], State]) -> list[State]:
@@ -114,10 +116,7 @@ def shares(rollouts: Rollouts, size: int) -> list[list[int]]:
     A group that is more than an even share by itself is cut.
     """
     cost_N = (rollouts.mask_NT.sum(1) + 1).tolist()
-    groups: dict[int, list[int]] = {}
-    for row, group in enumerate(rollouts.group_N.tolist()):
-        groups.setdefault(group, []).append(row)
-    pieces = [(sum(cost_N[row] for row in rows), rows) for rows in groups.values()]
+    pieces = [(sum(cost_N[row] for row in rows), rows) for rows in members_of(rollouts)]
     most = sum(cost_N) / size
     pieces = [piece for cost, rows in pieces for piece in _cut(cost, rows, cost_N, most)]
     found: list[list[int]] = [[] for _ in range(size)]
@@ -180,8 +179,26 @@ def _shared(
     return {name: _laid(told, name, shared).to(rows.mask_NT.device) for name in names}
 
 
+def shards(ranks: Ranks, kind: str, parameters: Mapping[str, Tensor]) -> Shards:
+    """Who keeps what of optimizer and gradients; alone, and unless asked for, everybody everything."""
+    if ranks.size == 1 or kind == "none":
+        return Unsharded()
+    if kind == "weights":
+        cut: Shards = import_module("grpo.distributed.weights").WeightShards(ranks)
+        return cut
+    made: Shards = import_module("grpo.distributed.owners").made(kind, ranks, parameters)
+    return made
+
+
+def divided(ranks: Ranks, model: Any, device: torch.device) -> Ranks:
+    """A module's weights cut among ranks (FSDP2), in place; the same ranks, who from then on compute in step."""
+    same_weights(ranks, [dict(model.named_parameters())])
+    company: Ranks = import_module("grpo.distributed.weights").divided(model, ranks, device)
+    return company
+
+
 def gradients(
-    ranks: Ranks, batch: Experience, parameters: Mapping[str, Tensor], compute: Gradients
+    ranks: Ranks, shards: Shards, batch: Experience, parameters: Mapping[str, Tensor], compute: Gradients
 ) -> tuple[dict[str, float], Tensor]:
     """Values and log-probs of the minibatch and, in `parameters`, its gradients: each rank's share, summed."""
     if ranks.size == 1:
@@ -191,20 +208,29 @@ def gradients(
 
     def work() -> State:
         if not mine:
+            _idle(shards, parameters)
             return State({"values": {}, "moved": []}, {})
-        values, logp_NT = compute(batch.select(mine))
-        moved = [name for name, p in parameters.items() if p.grad is not None]
-        return State({"values": values, "moved": moved}, {"logp_NT": logp_NT})
+        try:
+            values, logp_NT = compute(batch.select(mine))
+        except Exception:
+            shards.fail()
+            raise
+        return State({"values": values, "moved": shards.moved(parameters)}, {"logp_NT": logp_NT})
 
     told = attempted(ranks, "the passes", work)
-    moved = {name for state in told for name in state.values["moved"]}
-    for name, p in parameters.items():
-        if not mine or name not in moved:
-            p.grad = None
-        if name in moved and p.grad is None:
-            p.grad = torch.zeros_like(p)
-    ranks.sum([p.grad for p in parameters.values() if p.grad is not None], "the gradients")
+    shards.settle(ranks, parameters, {name for state in told for name in state.values["moved"]})
     return _summed([state.values["values"] for state in told]), _laid(told, "logp_NT", shared).to(batch.mask_NT.device)
+
+
+def _idle(shards: Shards, parameters: Mapping[str, Tensor]) -> None:
+    """No rows here: no gradients, and help for those who have some."""
+    for p in parameters.values():
+        p.grad = None
+    while True:
+        try:
+            return shards.finish()
+        except Again:
+            continue
 
 
 def _summed(told: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from grpo.core.advantages import group_mean
 from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
 from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
-from grpo.keeping import copies, copy_into, flattened, unflattened
+from grpo.keeping import copies, copy_into, expect_same_kind, flattened, unflattened
 from grpo.learners import marked, scored
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
@@ -45,12 +45,15 @@ from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
 from grpo.resample import members_of, resample
 from grpo.rollouts import Rollouts, Scores
 from grpo.seeding import update_generator
+from grpo.shards import Again
 from grpo.teaching import make_teacher, with_lesson
 
 __all__ = ["Diverged", "Hook", "StepReport", "Trainer"]
 
 MAX_NONFINITE = 3
 """Steps in a row without one finite update before training stops."""
+ROOM = "what sampling keeps between steps is let go of after each from here on"
+HALVED = "micro-batches are half as large from here on, the gradient is the same"
 
 
 class Diverged(RuntimeError):
@@ -112,8 +115,9 @@ class Trainer:
         self.reference = self._make_reference(policy, reference_policy)
         self.teacher = make_teacher(teacher, self.recipe, self.config.device)
         self.optimizer = self._make_optimizer() if optimizer is None else self._checked(optimizer)
+        self.shards = together.shards(self.ranks, self.config.shard, self.policy.parameters())
         referred = [] if self.reference is None else [self.reference.parameters()]
-        together.same_weights(self.ranks, [self.policy.parameters(), *referred])
+        together.same_weights(self.ranks, [self.shards.comparable(self.policy.parameters()), *referred])
         self._nonfinite_in_a_row = 0
         self._without_gradient = False
         self._halvings = 0
@@ -187,7 +191,8 @@ class Trainer:
     def _agreed(self, experience: Experience) -> Experience:
         """What every rank learns from, once it is certain that all have the same; now and then also of the weights."""
         looked = self.steps_done % together.WEIGHTS_EVERY == 0
-        return together.agreed(self.ranks, experience, self._home, self.policy.parameters() if looked else {})
+        weights = self.shards.comparable(self.policy.parameters()) if looked else {}
+        return together.agreed(self.ranks, experience, self._home, weights)
 
     @property
     def _home(self) -> torch.device:
@@ -256,35 +261,35 @@ class Trainer:
 
     def _update(self, rows: Sequence[int] | Tensor, batch: Experience) -> Update:
         """Gradients of the whole minibatch, then one optimizer step; or none, and everything stays as it was."""
-        values, logp_NT = together.gradients(self.ranks, batch, self.policy.parameters(), self._gradients)
+        values, logp_NT = together.gradients(self.ranks, self.shards, batch, self.policy.parameters(), self._gradients)
         parameters = [p for p in self.policy.parameters().values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if parameters:
+        norm = self.shards.norm(parameters)
+        if norm is not None:
             values["grad_norm"] = float(norm)
         finite = all(math.isfinite(values[name]) for name in ("loss", "ratio", "grad_norm") if name in values)
         finite = finite and bool(torch.isfinite(masked(logp_NT, batch.mask_NT)).all())
         too_far = self.config.max_ratio is not None and values["ratio"] > self.config.max_ratio
         skipped = not finite or too_far
-        taken = self._can_move(parameters) and not skipped
+        taken = self._can_move(norm) and not skipped
         if taken:
             self._move(parameters, norm)
         self._zero_grad()
         gates = {name: gate for name in GATES if (gate := getattr(batch, name)) is not None}
         return Update(rows, logp_NT, values, finite, taken, skipped, gates)
 
-    def _can_move(self, parameters: Sequence[Tensor]) -> bool:
+    def _can_move(self, norm: Tensor | None) -> bool:
         """Whether there are gradients and who takes them; the first time that none have come, a warning."""
-        if self.optimizer is not None and not parameters and not self._without_gradient:
+        if self.optimizer is not None and norm is None and not self._without_gradient:
             self._without_gradient = True
             warnings.warn("the log-probs do not depend on the policy's parameters: nothing is updated", stacklevel=4)
-        return self.optimizer is not None and bool(parameters)
+        return self.optimizer is not None and norm is not None
 
-    def _move(self, parameters: Sequence[Tensor], norm: Tensor) -> None:
+    def _move(self, parameters: Sequence[Tensor], norm: Tensor | None) -> None:
         """One optimizer step, its gradients clipped."""
-        assert self.optimizer is not None
+        assert self.optimizer is not None and norm is not None
         if self.config.max_grad_norm is not None and float(norm) > self.config.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_grad_norm, norm)
-        self.optimizer.step()
+        self.shards.step(self.optimizer)
         self.policy.version += 1
 
     def _gradients(self, batch: Experience) -> tuple[dict[str, float], Tensor]:
@@ -293,19 +298,18 @@ class Trainer:
             parts = self.policy.split(batch.rollouts, self.config.microbatch, self._halvings)
             try:
                 values, logp_NT = self._accumulated(batch, parts)
+                self.shards.finish()
                 return values | ({"microbatch_halvings": float(self._halvings)} if self._halvings else {}), logp_NT
+            except Again:
+                continue
             except torch.OutOfMemoryError:
                 made_room = isinstance(self.source, MakesRoom) and self.source.make_room()
                 if not made_room and all(len(rows) == 1 for rows in parts):
                     raise
             # From here on outside of `except`, which keeps the tensors of the pass that failed.
-            if made_room:
-                warnings.warn("out of memory: what sampling keeps between steps is let go of after each from here on",
-                              stacklevel=4)  # fmt: skip
-                continue
-            self._halvings += 1
-            warnings.warn("out of memory: micro-batches are half as large from here on, the gradient is the same",
-                          stacklevel=4)  # fmt: skip
+            self.shards.restart()
+            self._halvings += not made_room
+            warnings.warn(f"out of memory: {ROOM if made_room else HALVED}", stacklevel=4)
 
     def _accumulated(self, batch: Experience, parts: Sequence[Sequence[int]]) -> tuple[dict[str, float], Tensor]:
         self._zero_grad()
@@ -317,7 +321,7 @@ class Trainer:
             scores = self.policy.score(part.rollouts, entropy=asked)
             terms = objective(scores, part, self.recipe)
             if terms.loss.requires_grad:
-                terms.loss.backward()
+                self.shards.backward(terms.loss)
             named = {"loss": terms.loss, "policy_loss": terms.policy_loss, "kl": terms.kl, "entropy": terms.entropy,
                      "teacher_kl": terms.teacher_kl}  # fmt: skip
             for name, value in (named | terms.metrics).items():
@@ -406,7 +410,7 @@ class Trainer:
 
     def state(self) -> State:
         """Everything the next step depends on, between steps; copies, so that later steps do not change them."""
-        arrays = as_part("policy", copies(self.policy.parameters()))
+        arrays = as_part("policy", copies(self.shards.whole(self.policy.parameters())))
         if self.reference is not None:
             arrays |= as_part("reference", copies(self.reference.parameters()))
         values: dict[str, Any] = {
@@ -415,7 +419,7 @@ class Trainer:
             "version": self.policy.version,
         }
         if self.optimizer is not None:
-            values["optimizer"], tensors = flattened(self.optimizer.state_dict())
+            values["optimizer"], tensors = flattened(self.shards.state_dict(self.optimizer))
             values["optimizer_kind"] = type(self.optimizer).__name__
             arrays |= as_part("optimizer", tensors)
         source = self.source.state()
@@ -425,17 +429,13 @@ class Trainer:
     @torch.no_grad()
     def load_state(self, state: State) -> None:
         """Go on exactly where `state` was taken."""
-        kind = None if self.optimizer is None else type(self.optimizer).__name__
-        if kind is not None and "optimizer" not in state.values:
-            raise ValueError("the saved state has no optimizer; going on without one would be another run")
-        if state.values.get("optimizer_kind") != kind:
-            saved = state.values.get("optimizer_kind") or "no optimizer"
-            raise ValueError(f"the state was saved with {saved}, this trainer has {kind or 'none'}; use the same")
-        copy_into(self.policy.parameters(), part(state.arrays, "policy"), "policy")
+        expect_same_kind(state.values, None if self.optimizer is None else type(self.optimizer).__name__)
+        self.shards.put(self.policy.parameters(), part(state.arrays, "policy"), "policy")
         if self.reference is not None:
             copy_into(self.reference.parameters(), part(state.arrays, "reference"), "reference")
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(unflattened(state.values["optimizer"], part(state.arrays, "optimizer")))
+            saved_state = unflattened(state.values["optimizer"], part(state.arrays, "optimizer"))
+            self.shards.load_state_dict(self.optimizer, saved_state)
         self.source.load_state(State(state.values["source"], part(state.arrays, "source")))
         self.policy.version = operator.index(state.values["version"])
         self.steps_done = operator.index(state.values["steps_done"])

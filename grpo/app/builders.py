@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from grpo.app.ranks import expect_alike
+from grpo.app.ranks import expect_alike, expect_divided
 from grpo.app.settings import COMMAND_LINE, Layer, Resolved, flag_layer, layer, resolve
 from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
@@ -131,6 +131,7 @@ def start(resolved: Resolved) -> int:
 
     def begin() -> Summary:
         TASKS[resolved.task].expect_whole(resolved.config)
+        expect_divided(resolved)
         expect_alike(resolved)
         config, how = resolved.config, _named(resolved)
         about: dict[str, Any] = {"name": resolved.name, "task": resolved.task, "seed": config.seed, "argv": sys.argv}

@@ -70,6 +70,14 @@ def expect_work(groups: int, ranks: int) -> None:
         )
 
 
+def expect_divided(resolved: Resolved) -> None:
+    """Refuse to divide among ranks what one process has to keep anyway."""
+    if resolved.config.shard != "none" and group.arrived() is None:
+        raise ConfigError(
+            f"shard={resolved.config.shard} divides among ranks, and there is one; give --ranks, or leave it out"
+        )
+
+
 def expect_alike(resolved: Resolved) -> None:
     """Before a folder is made: refuse settings, code or data that differ between ranks, and ranks without work."""
     meeting = group.arrived()

@@ -85,6 +85,19 @@ class Group:
             for x, total in zip(some, torch.split(flat, [x.numel() for x in some]), strict=True):
                 x.copy_(total.view(x.shape))
 
+    @property
+    def tensors(self) -> Any:
+        """The group that sums where the gradients are, for what PyTorch itself sends between ranks."""
+        return self._tensors
+
+    def onto(self, tensor: torch.Tensor, owner: int, what: str) -> None:
+        """In place, the sum over all ranks on the owner; what others then have means nothing."""
+        self._call(what, dist.reduce, tensor, dist.get_global_rank(self._tensors, owner), group=self._tensors)
+
+    def sent(self, tensor: torch.Tensor, owner: int, what: str) -> None:
+        """In place, the owner's on every rank."""
+        self._call(what, dist.broadcast, tensor, dist.get_global_rank(self._tensors, owner), group=self._tensors)
+
     def _call(self, what: str, collective: Any, *args: Any, **kwargs: Any) -> None:
         """One collective; where it fails nobody can be relied on any more."""
         self._say(f"{WAITS}{what}")
@@ -159,6 +172,9 @@ def join(patience: float | None = None) -> Group:
         cards = meeting.agree(versions(), shared)
         dist.init_process_group("gloo", store=meeting.store, rank=meeting.rank, world_size=meeting.ranks, timeout=limit)
         words = tensors = dist.group.WORLD
+        sharing = [card["gpu"] for card in cards].count(cards[meeting.rank]["gpu"])
+        if torch.cuda.is_available() and sharing > 1:
+            torch.cuda.set_per_process_memory_fraction(1 / sharing)  # what does not fit is made smaller here, not there
         if all(card["gpu"] for card in cards) and not shared:
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a time-out is an error here, not an abort
             tensors = dist.new_group(backend="nccl", timeout=limit)

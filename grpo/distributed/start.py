@@ -28,6 +28,8 @@ from grpo.errors import ConfigError
 FAILED = 1
 PERIOD = 0.2
 """Seconds between looks at the processes."""
+ENOUGH = 3
+"""Signals: a rank that waits for another hears none of the first two."""
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """The network inside of one machine, by operating system."""
 
@@ -108,12 +110,14 @@ def _local(machine: Machine) -> dict[str, str]:
 
 @contextmanager
 def _forwarded(pids: Sequence[int]) -> Iterator[None]:
-    """Meanwhile Ctrl-C, SIGTERM and SIGHUP go to the ranks, which lead sessions of their own."""
+    """Meanwhile Ctrl-C, SIGTERM and SIGHUP go to the ranks, which lead sessions of their own; the third ends them."""
+    asked: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         for pid in pids:
             try:
-                os.kill(pid, number)
+                os.kill(pid, number if len(asked) < ENOUGH else signal.SIGKILL)
             except ProcessLookupError:
                 continue
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from grpo import together
 from grpo.capabilities import Teaches
 from grpo.config import ConfigError
 from grpo.language.config import ONLY_WHOLE, LanguageConfig
@@ -31,11 +32,14 @@ from grpo.language.rewards import Rewards
 from grpo.language.scoring import memory
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.scoring.probe import make_scorer
+from grpo.language.scoring.scorer import Scorer, ScoringPlan
 from grpo.language.source import LanguageSource, OneAnswer, Player
 from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.models import device_of
-from grpo.protocols import Reference
-from grpo.together import here
+from grpo.protocols import Ranks, Reference
+
+WHOLE = ScoringPlan(whole_logits=True)
+"""Through the module alone, as whoever divides its weights needs it."""
 
 
 @dataclass(frozen=True)
@@ -69,23 +73,32 @@ class Parts:
     reference: Reference | None
     teacher: Teaches | None
     optimizer: torch.optim.Optimizer
+    ranks: Ranks
 
 
 def build(config: LanguageConfig, given: Given) -> Parts:
     """Model, adapter, policy, data, rewards, engine, source: in this order, the cheap refusals first."""
     config = named(config, given)
-    here()  # first: several ranks have a GPU each
+    ranks = together.here()  # first: several ranks have a GPU each
     if config.weights == "bfloat16" and (given.peft_config is not None or is_adapted(given.model)):
         raise ConfigError(ONLY_WHOLE)
     if config.memory is not None:
         keep_limit(config, given)
+    cut = config.shard == "weights" and ranks.size > 1
+    if cut:
+        expect_plain(config, given)
     torch.manual_seed(config.seed)  # an adapter's first weights are drawn
-    base, tokenizer = model_of(config, given.model, given.processing_class, given.peft_config is not None)
+    at_first = config.but(device="cpu") if cut else config  # moved on layer by layer, never there whole
+    base, tokenizer = model_of(at_first, given.model, given.processing_class, given.peft_config is not None)
     handed_over = given.model is not None and not isinstance(given.model, str)
     before = loading.keep_as_asked(base, config) if handed_over and given.peft_config is None else None
     adapted, fresh = with_adapter(base, config, given.peft_config)
     low = autocast_of(config, handed_over, before)
-    scorer = make_scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch, autocast=low)
+    if cut:
+        ranks = together.divided(ranks, adapted, torch.device(device_of(config.device)))
+        scorer = Scorer(adapted, config.temperature, WHOLE, config.tokens_per_microbatch, autocast=low)
+    else:
+        scorer = make_scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch, autocast=low)
     tokens = prepare_tokenizer(tokenizer, base.config, getattr(base, "generation_config", None))
     chat = Chat(
         tokenizer,
@@ -106,7 +119,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
             "file.py:function"
         )
     expect_names(config, rewards.names)
-    engine = make_engine(config.engine, adapted, tokens, **config.engine_kwargs)
+    engine = make_engine("transformers" if cut else config.engine, adapted, tokens, **config.engine_kwargs)
     return Parts(
         config=config,
         tokens=tokens,
@@ -116,6 +129,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         reference=reference_of(config, policy, fresh, given.ref_model),
         teacher=make_teacher(config, given.teacher_model, policy, chat, tokenizer),
         optimizer=optimizer_of(config, policy, given.optimizers[0]),
+        ranks=ranks,
     )
 
 
@@ -137,6 +151,25 @@ def keep_limit(config: LanguageConfig, given: Given) -> None:
     except Unknown:
         return  # of a model whose sizes say too little, passes are halved until they fit
     planning.expect_fits(config, shape, gpu, limit, given.peft_config is not None or is_adapted(given.model))
+
+
+def expect_plain(config: LanguageConfig, given: Given) -> None:
+    """Refuse with shard=weights what needs weights that lie in one piece, or a second model."""
+    engine = config.engine if config.engine not in ("auto", "transformers") else ""
+    wrong = {
+        "an adapter": bool(given.peft_config or config.lora_rank or config.adapter or is_adapted(given.model)),
+        "quantize": config.quantize != "none",
+        f"engine={engine}": bool(engine),
+        "packing": config.packing not in ("auto", "padded"),
+        "torch_compile": config.torch_compile,
+        "activation_offloading": config.activation_offloading,
+        "warm_start_steps": bool(config.warm_start_steps),
+        "a KL to a reference (beta)": bool(config.recipe.beta) and config.recipe.kl_to != "old",
+        "a teacher": config.teacher is not None or given.teacher_model is not None,
+        "an optimizer of your own": given.optimizers[0] is not None,
+    }
+    for name in (name for name, given_too in wrong.items() if given_too):
+        raise ConfigError(f"shard=weights cannot be used with {name}; leave it out, or use shard=gradients")
 
 
 def named(config: LanguageConfig, given: Given) -> LanguageConfig:

@@ -189,6 +189,7 @@ class GRPOTrainer(RunTrainer):
             source=parts.source,
             hooks=[self._around],
             teacher=parts.teacher,
+            ranks=parts.ranks,
         )
         self.source.output = self.save_model
 
@@ -273,6 +274,8 @@ class GRPOTrainer(RunTrainer):
 
     def save_model(self, output_dir: str | Path | None = None, merge: bool = False) -> Path:
         """A folder that `AutoModelForCausalLM.from_pretrained` loads (or PEFT, unless merged), with its card."""
+        if self.config.shard == "weights" and self.ranks.size > 1:
+            raise ConfigError("the weights are divided among ranks; `grpo export RUN` writes the model of a checkpoint")
         path = Path(output_dir) if output_dir else self._place() / "model"
         return output.save_model(
             self.model,

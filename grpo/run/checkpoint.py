@@ -44,7 +44,7 @@ POINTS = ("folder", "arrays", "state", "manifest", "rename", "pointer", "retenti
 FILES = ("arrays.safetensors", "state.json")
 LARGEST_STATE = 1 << 30
 """Bytes of state.json: counters and names, also of the files of a large replay."""
-HARMLESS = frozenset({"device", "rows_per_microbatch", "cuda_graphs", "torch_compile"})
+HARMLESS = frozenset({"shard", "device", "rows_per_microbatch", "cuda_graphs", "torch_compile"})
 """Settings that may differ on resume: they change where, by what and in what portions the numbers are computed."""
 
 

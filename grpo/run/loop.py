@@ -174,6 +174,8 @@ def _taken_up(
 
     if folder is None:
         return entered(Stepping(trainer, how.failure_budget, states, how.log_every))
+    if trainer.ranks.size > 1:
+        checkpoint.check(trainer.state())
     told = by_chief(trainer.ranks, "taking up the run", begun)
     if isinstance(folder, Elsewhere):
         entered(following := Following(trainer, how.failure_budget, states, how.log_every))

@@ -66,7 +66,8 @@ class Session(Stepping):
         """
         found: checkpoint.Checkpoint | None = None
         trainer, folder = self.trainer, self.folder
-        checkpoint.check(trainer.state())
+        if trainer.ranks.size == 1:  # else all have done that together
+            checkpoint.check(trainer.state())
         if resume is not False:
             folder.metrics(), folder.timing()  # damage is told before anything is changed
 

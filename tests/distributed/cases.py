@@ -92,7 +92,7 @@ def own_models(ranks, steps=3, dtype=torch.float64, policy=toys.Softmax, reward=
     return *trained(trainer, steps), asked
 
 
-def language(ranks, steps=2, double=True, tied=False, evaluate=True, **settings):
+def language(ranks, steps=2, double=True, tied=False, evaluate=True, adam=False, **settings):
     """A tiny language model, its held-out rows evaluated at the end; metrics, gradients, weights, completions."""
     from grpo.language import GRPOConfig as LanguageConfig
     from grpo.language import GRPOTrainer as LanguageTrainer
@@ -107,7 +107,7 @@ def language(ranks, steps=2, double=True, tied=False, evaluate=True, **settings)
     model = model.double() if double else model
     rows = [{"prompt": f"What is {a}+{a}" + "?" * a, "answer": str(a + a)} for a in range(7)]
     # Adam divides by what rounding leaves of a gradient that is 0, and would say nothing about the ranks.
-    plain = None if config.lora_rank else torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = None if adam or config.lora_rank else torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = LanguageTrainer(
         model, digits, config, rows, rows[:5], processing_class=tiny_tokenizer(), optimizers=(plain, None)
     )

@@ -3,7 +3,9 @@
 import os
 import signal
 import socket
+import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -67,6 +69,22 @@ def test_signals_go_on_to_the_ranks(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_the_third_signal_ends_ranks_that_hear_none(tmp_path, capfd):
+    deaf = 'trap "" TERM; touch "$FOLDER/$RANK"; while true; do sleep 1; done'
+
+    def ask():
+        while len(list(tmp_path.iterdir())) < 2:
+            pass
+        for _ in range(3):
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert shell(deaf, FOLDER=str(tmp_path)) == 1
+    asking.join()
+
+
 def test_a_port_in_use_is_one_line(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -84,6 +102,7 @@ def test_nothing_is_started_where_settings_are_wrong(capsys, monkeypatch, tmp_pa
         ("train", "bandit", "--ranks", "2"): "2 ranks would share 1 group a step",
         ("train", "bandit", "--ranks", "2", "--nonsense", "3"): "nonsense",
         ("train", "bandit", "--shared-gpu"): "--shared-gpu means nothing for one process",
+        ("train", "bandit", "--shard", "states"): "divides among ranks, and there is one",
         ("train", "bandit", "--rank-timeout", "3"): "--rank-timeout means nothing",
         ("doctor", "--ranks", "2", "--config", "bandit"): "give one of them",
     }
@@ -101,3 +120,30 @@ def test_the_doctor_tries_what_lies_between_two_ranks(capfd, tmp_path):
     ]  # fmt: skip
     assert "GB/s" in said.out and "shared by all ranks" in said.out and "clocks" in said.out
     assert said.err == "" and list(Path(tmp_path).iterdir()) == []
+
+
+HANGS = """
+import sys, time
+from grpo.distributed.group import join
+from grpo.errors import RanksLost
+from grpo.protocols import State
+ranks = join()
+ranks.gather(State({}, {}), "comparing the step")
+if ranks.rank == 1:
+    time.sleep(60)
+try:
+    ranks.gather(State({}, {}), "collecting")
+except RanksLost as error:
+    sys.exit(f"grpo: {error}")
+"""
+
+
+def test_a_hang_ends_with_a_line_that_names_the_rank_and_its_phase(capfd):
+    began = time.monotonic()
+    assert start(TWO, [sys.executable, "-c", HANGS], {"GRPO_RANKS_TIMEOUT": "4"}) == 1
+    said = capfd.readouterr().err
+    assert (
+        "rank 0 lost the others after 4 s: it waited at collecting for rank 1, last seen past comparing the step"
+        in said
+    )
+    assert "--rank-timeout" in said and time.monotonic() - began < 50

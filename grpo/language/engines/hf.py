@@ -88,6 +88,7 @@ class HFEngine(Engine):
                 attention_mask=mask_NT,
                 generation_config=settings,
                 stopping_criteria=self._stops(sampling, start, stopped_at),
+                synced_gpus=False,  # ranks that divide a model keep in step by themselves
             )
         return [self._completion(ids, n) for ids, n in zip(ids_NT[:, start:].cpu(), stopped_at, strict=True)]
 

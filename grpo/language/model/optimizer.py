@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from grpo.seeding import rounding_seed
 
@@ -48,7 +49,8 @@ class RoundedAdamW(torch.optim.Optimizer):
                     state["step"], (state["exp_avg"], state["exp_avg_sq"]) = 0, moments
                 state["step"] += 1
                 drawn = random[p.device].manual_seed(rounding_seed(group["seed"], state["step"], numbers[p]))
-                self._move(p, p.grad, state, group, drawn)
+                own = {name: _own_part(value) for name, value in state.items()}
+                self._move(_own_part(p), _own_part(p.grad), own, group, drawn)
 
     def _move(self, p: Tensor, grad: Tensor, state: Any, group: Any, random: torch.Generator) -> None:
         (beta1, beta2), step, lr = group["betas"], state["step"], group["lr"]
@@ -72,6 +74,11 @@ class RoundedAdamW(torch.optim.Optimizer):
                 exact = isinstance(value, Tensor) and name != "step"
                 kept = value.detach().clone().to(p.device, torch.float32) if exact else int(value)
                 self.state[p][name] = kept
+
+
+def _own_part(x: Any) -> Any:
+    """A tensor that is cut among ranks: this rank's part, in the same memory. Anything else as it is."""
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def rounded(x: Tensor, random: torch.Generator) -> Tensor:
