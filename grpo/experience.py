@@ -29,8 +29,7 @@ from grpo.core.reductions import Denominators
 from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts, Scores, Status, Taught, alone, row_index
 
-_ROWS = ("_N", "_NT", "_NTK")
-"""How names of arrays with an entry a row end."""
+_ROWS = ("_N", "_NT", "_NTK")  # how names of arrays with an entry a row end
 
 
 @dataclass(frozen=True)
@@ -155,9 +154,8 @@ class Experience:
 
 
 def learners(rollouts: Rollouts) -> Sequence[int]:
-    """The rows that learn."""
-    if rollouts.learns_N is None:
-        return range(len(rollouts))
+    """The rows that learn, where not all do."""
+    assert rollouts.learns_N is not None
     return [row for row, learns in enumerate(rollouts.learns_N.tolist()) if learns]
 
 
@@ -239,6 +237,8 @@ def compare(
 ) -> Array:
     """(value − baseline) / scale within each group; 0 where the weight is 0 or the group has a single member."""
     value_M = adv.settle_ties(value_M, group_M, weight_M, size_M)
+    if recipe.baseline == "entropic":
+        return adv.entropic(value_M, group_M, weight_M)
     if recipe.baseline == "length_weighted":
         baseline_M = adv.length_weighted_mean(value_M, group_M, length_M, weight_M)
     elif recipe.baseline in ("none", "given"):
@@ -405,9 +405,6 @@ def _last_decision(mask_NT: Array) -> Array:
     return mask_NT & (done_NT == done_NT[:, -1:])
 
 
-# --- gates that depend on the current policy ------------------------------------------------------------------------
-
-
 def with_gates(batch: Experience, scores: Scores, recipe: Recipe, priority_NT: Array | None = None) -> Experience:
     """The minibatch with its row-spanning gates, from scores of the *whole* minibatch (no gradient is taken).
 
@@ -418,6 +415,9 @@ def with_gates(batch: Experience, scores: Scores, recipe: Recipe, priority_NT: A
         if scores.entropy_NT is None:
             raise ValueError(f"top_entropy={recipe.top_entropy:g} needs a policy that gives entropies")
         selected_NT = gates.top_entropy(scores.entropy_NT, batch.mask_NT, recipe.top_entropy)
+    if recipe.m2_limit is not None:
+        gap_NT = ratios.log_ratio(scores.logp_NT, batch.old_logp_NT, batch.mask_NT)
+        open_NT = gates.second_moment(gap_NT, batch.mask_NT, recipe.m2_limit)
     if recipe.clip_cov or recipe.kl_cov:
         covariance_NT = gates.covariance(scores.logp_NT, batch.advantage_NT, batch.mask_NT)
         if recipe.clip_cov:
@@ -426,7 +426,7 @@ def with_gates(batch: Experience, scores: Scores, recipe: Recipe, priority_NT: A
                     "clip_cov draws decisions at random: pass priority_NT, uniform numbers of shape (N, T)"
                 )
             log_ratio_NT = ratios.log_ratio(scores.logp_NT, batch.old_logp_NT, batch.mask_NT)
-            open_NT = gates.clip_cov(
+            uncut_NT = gates.clip_cov(
                 ratios.token_ratio(log_ratio_NT),
                 batch.advantage_NT,
                 covariance_NT,
@@ -437,6 +437,7 @@ def with_gates(batch: Experience, scores: Scores, recipe: Recipe, priority_NT: A
                 recipe.clip_cov_high,
                 priority_NT,
             )
+            open_NT = uncut_NT if open_NT is None else open_NT & uncut_NT
         if recipe.kl_cov:
             penalised_NT = gates.kl_cov(covariance_NT, batch.mask_NT, recipe.kl_cov)
     return replace(

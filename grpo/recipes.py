@@ -22,6 +22,7 @@ from grpo.core.surrogates import (
     PolicyGradient,
     Sapo,
     Surrogate,
+    Topr,
     Unclipped,
     Vespo,
 )
@@ -29,7 +30,7 @@ from grpo.errors import ConfigError, nearest
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "credit": ("trajectory", "reward_to_go", "per_reward"),
-    "baseline": ("group_mean", "leave_one_out", "length_weighted", "best_of_group", "given", "none"),
+    "baseline": ("group_mean", "leave_one_out", "length_weighted", "best_of_group", "entropic", "given", "none"),
     "scale": ("group_std", "batch_std", "group_mean", "signal_share", "none"),
     "whiten": ("rows", "decisions", "none"),
     "ratio": ("token", "chunk", "sequence", "sequence_token", "trajectory"),
@@ -148,6 +149,8 @@ class Recipe:
     """Lower bound of the mismatch weight; None: open."""
     mismatch_high: float | None = 2.0
     """Upper bound of the mismatch weight; None: open."""
+    m2_limit: float | None = None
+    """Decisions farthest from the sampler stop teaching until the mean of (log π/π_old)² is below this."""
     clip_cov: float = 0.0
     """Share of decisions, drawn among those with covariance in the band below, whose gradient is cut."""
     clip_cov_low: float = 1.0
@@ -303,7 +306,7 @@ def _finite(value: object) -> bool:
 def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
     """Combinations that have no meaning, each with its remedy."""
     per_step, folds = r.credit == "reward_to_go", r.ratio in ("chunk", "trajectory")
-    picks = bool(r.top_entropy < 1 or r.clip_cov or r.kl_cov)
+    picks = bool(r.top_entropy < 1 or r.clip_cov or r.kl_cov or r.m2_limit)
     exact = r.kl_estimator == "exact"
     low = -math.inf if r.mismatch_low is None else r.mismatch_low
     high = math.inf if r.mismatch_high is None else r.mismatch_high
@@ -321,7 +324,10 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
         (per_step and r.whiten == "rows", "whiten=rows needs credit=trajectory; use whiten=decisions"),
         (r.credit == "per_reward" and r.baseline == "given", "baseline=given needs credit=trajectory or reward_to_go"),
         (not isinstance(r.chunk_size, int), "chunk_size must be a whole number"),
-        (folds and picks, f"top_entropy, clip_cov and kl_cov pick single decisions; ratio={r.ratio} has none to pick"),
+        (
+            folds and picks,
+            f"top_entropy, m2_limit, clip_cov and kl_cov pick single decisions; ratio={r.ratio} has none to pick",
+        ),
         (r.kl_in == "reward" and r.kl_to == "old", "kl_in=reward to the old policy is zero; use kl_to=reference"),
         (r.kl_in == "reward" and r.kl_estimator == "exact", "kl_in=reward needs kl_estimator k1, k2, k3 or abs"),
         (to_reference and r.kl_estimator not in ("k3", "exact"), "KL(reference‖π) needs kl_estimator k3 or exact"),
@@ -336,6 +342,19 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
             not positive,
             "chunk_size, length and kl_cap must be positive, beta and other weights not negative",
         ),
+        *_teacher_conflicts(r),
+        (r.baseline == "entropic" and r.scale != "none", "baseline=entropic is weighted already; set scale=none"),
+        (r.m2_limit is not None and r.m2_limit <= 0, "m2_limit must be positive"),
+        (low > high, "mismatch_low must not be above mismatch_high"),
+        (not 0 <= r.clip_cov <= 1 or not 0 <= r.kl_cov <= 1, "clip_cov and kl_cov are shares in [0, 1]"),
+        (not 0 < r.top_entropy <= 1, "top_entropy is a share in (0, 1]"),
+        (not 0 <= r.gamma <= 1, "gamma is in [0, 1]"),
+        (r.log_ratio_low >= 0 or r.log_ratio_high <= 0, "log_ratio_low must be below 0 and log_ratio_high above"),
+    ]
+
+
+def _teacher_conflicts(r: Recipe) -> list[tuple[bool, str]]:
+    return [
         (r.teacher_coef < 0 or r.outcome_coef < 0, "teacher_coef and outcome_coef must not be negative"),
         (
             r.teacher_coef > 0
@@ -351,11 +370,6 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
             not r.outcome_coef and r.drop_no_signal,
             "drop_no_signal looks at rewards, which teach nothing here (outcome_coef=0); set no_signal=keep",
         ),
-        (low > high, "mismatch_low must not be above mismatch_high"),
-        (not 0 <= r.clip_cov <= 1 or not 0 <= r.kl_cov <= 1, "clip_cov and kl_cov are shares in [0, 1]"),
-        (not 0 < r.top_entropy <= 1, "top_entropy is a share in (0, 1]"),
-        (not 0 <= r.gamma <= 1, "gamma is in [0, 1]"),
-        (r.log_ratio_low >= 0 or r.log_ratio_high <= 0, "log_ratio_low must be below 0 and log_ratio_high above"),
     ]
 
 
@@ -610,6 +624,44 @@ _ROWS = (
         reduction="token_mean",
     ),
     Recipe(
+        "m2po",
+        "M2PO, arXiv:2510.01161",
+        "AReaL: tokens farthest from the sampler are masked until the second moment of the log-ratio is below 0.04; no "
+        "clip. The minibatch's ratio at its beginning decides.",
+        surrogate=Unclipped(),
+        reduction="token_mean",
+        m2_limit=0.04,
+    ),
+    Recipe(
+        "topr",
+        "TOPR, arXiv:2503.14286",
+        "ROLL: ratios a token, up to 1, for what is bad, none for what is good; here the sign of A decides, not that "
+        "of the reward. The paper's ratio is of the whole trajectory (ratio=trajectory).",
+        surrogate=Topr(),
+        scale="none",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "scalerl",
+        "ScaleRL, arXiv:2510.13786",
+        "TRL's paper index (cispo with a cap of 5, the batch's deviation), and groups without signal dropped. The "
+        "paper's mean over prompts is a token mean here; logits are float32 anyway.",
+        surrogate=Cispo(epsilon_high=5.0, bounds="absolute"),
+        scale="batch_std",
+        reduction="token_mean",
+        drop_no_signal=True,
+    ),
+    Recipe(
+        "discover",
+        "TTT-Discover, arXiv:2601.16175",
+        "The authors' entropic_adaptive_beta: towards the best of the group, not its mean; for one problem whose best "
+        "answer is wanted. Their search over states is not part of it.",
+        baseline="entropic",
+        scale="none",
+        surrogate=Unclipped(),
+        reduction="token_mean",
+    ),
+    Recipe(
         "opd",
         "On-Policy Distillation, Thinking Machines 2025 (after MiniLLM, arXiv:2306.08543)",
         "tinker-cookbook: log τ − log π of each sampled token is its advantage, importance-weighted, no reward. "
@@ -721,6 +773,7 @@ def _row(r: Recipe) -> tuple[str, ...]:
         f"mismatch {r.mismatch} {r.mismatch_level}" if r.mismatch != "none" else "",
         f"clip-cov {r.clip_cov:g}" if r.clip_cov else "",
         f"kl-cov {r.kl_cov:g}" if r.kl_cov else "",
+        f"second moment {r.m2_limit:g}" if r.m2_limit else "",
         f"top entropy {r.top_entropy:g}" if r.top_entropy < 1 else "",
     ]
     return (

@@ -249,7 +249,8 @@ class Trainer:
 
     def _with_batch_gates(self, batch: Experience, number: int) -> Experience:
         """Gates that span rows, from scores of the whole minibatch; most recipes have none."""
-        if self.recipe.top_entropy >= 1.0 and not self.recipe.clip_cov and not self.recipe.kl_cov:
+        r = self.recipe
+        if r.top_entropy >= 1.0 and not r.clip_cov and not r.kl_cov and r.m2_limit is None:
             return batch
         with torch.no_grad():
             scores = together.scored(

@@ -11,6 +11,7 @@ first (`settle_ties`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from grpo.core.arrays import (
@@ -133,6 +134,43 @@ def runner_up(value_M: Array, group_M: Array, weight_M: Array | None = None) -> 
     rest_M = xp.where(best_M | (weight_M <= 0), low, value_M)
     second_M = segment_max(rest_M, index_M)[index_M]
     return xp.where(best_M & (ties_M < 1.5) & (second_M > low), second_M, value_M)
+
+
+def entropic(value_M: Array, group_M: Array, weight_M: Array | None = None) -> Array:
+    """A_i = e_i / mean of the others' e − 1, e = exp(βr): towards the best of the group.
+
+    TTT-Discover, arXiv:2601.16175. The gradient of log E[exp(βr)], which grows from the mean to the maximum with β. It
+    is each group's own: where the tries, weighted by e, are ln 2 away (KL) from all alike. A pair, which is never
+    further away, stops half way.
+    """
+    value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
+    xp = namespace(value_M)
+    one = zeros((), value_M, 1.0)
+    below_M = masked(value_M - _largest(value_M, index_M, weight_M), weight_M > 0)
+    count_M = _at_least_one(segment_sum(weight_M, index_M)[index_M])
+    wanted_M = xp.where(count_M > 2.5, one * math.log(2.0), one * math.log(2.0) / 2)
+
+    def share(beta_M: Array) -> tuple[Array, Array]:
+        e_M = weight_M * xp.exp(clip(beta_M * below_M, -700.0, None))
+        return e_M, segment_sum(e_M, index_M)[index_M]
+
+    def too_little(beta_M: Array) -> Array:
+        e_M, sum_M = share(beta_M)
+        q_M = e_M / _at_least_one(sum_M)
+        log_q_M = xp.log(xp.where(q_M > 0, q_M, one))
+        return segment_sum(q_M * (log_q_M + xp.log(count_M)), index_M)[index_M] < wanted_M
+
+    low_M, high_M = zeros(tuple(value_M.shape), value_M), zeros(tuple(value_M.shape), value_M, 1.0)
+    for _ in range(20):
+        high_M = xp.where(too_little(high_M), 2.0 * high_M, high_M)
+    for _ in range(60):
+        middle_M = 0.5 * (low_M + high_M)
+        more_M = too_little(middle_M)
+        low_M, high_M = xp.where(more_M, middle_M, low_M), xp.where(more_M, high_M, middle_M)
+    e_M, sum_M = share(high_M)
+    others_M = (sum_M - e_M) / xp.where(count_M > 1.5, count_M - 1.0, one)
+    alone_M = (count_M < 1.5) | (others_M <= 0)
+    return masked(masked(e_M / xp.where(alone_M, one, others_M) - 1.0, ~alone_M), weight_M > 0)
 
 
 # --- the scale: what a difference is measured in --------------------------------------------------------------------

@@ -16,6 +16,7 @@ from grpo.core.arrays import (
     row_mean,
     row_sum,
     segment_sum,
+    stable_order,
     stop_gradient,
     wide,
     zeros,
@@ -76,6 +77,24 @@ def on_policy_enough(
     gap_NT = _known(wide(sampled_logp_NT) - stop_gradient(wide(logp_NT)), mask_NT)
     drift_N1 = row_mean(gap_NT, mask_NT)
     return (advantage_NT >= 0) | (drift_N1 <= threshold)
+
+
+def second_moment(log_ratio_NT: Array, mask_NT: Array, limit: float) -> Array:
+    """The most decisions whose mean of (log π/π_old)² is below `limit`: the farthest ones go. M2PO, arXiv:2510.01161.
+
+    At least one stays.
+    """
+    expect_shape(tuple(log_ratio_NT.shape), mask=mask_NT)
+    xp = namespace(log_ratio_NT)
+    size_NT = stop_gradient(wide(log_ratio_NT)) ** 2
+    flat_M = xp.where(mask_NT, size_NT, zeros((), size_NT, float("inf"))).reshape(-1)
+    order_M = stable_order(flat_M)
+    sorted_M = flat_M[order_M]
+    known_M = sorted_M < float("inf")
+    count_M = xp.cumsum(astype(known_M, sorted_M), axis=0)
+    mean_M = xp.cumsum(masked(sorted_M, known_M), axis=0) / clip(count_M, 1.0, None)
+    kept = clip(xp.sum(astype(known_M & (mean_M < limit), sorted_M)), 1.0, None)
+    return mask_NT & (stable_order(order_M) < kept).reshape(mask_NT.shape)
 
 
 # --- covariance: decisions that alone drive the entropy down. arXiv:2505.22617 -------------------------------------

@@ -24,6 +24,7 @@ _BASELINE = {
     "leave_one_out": "reward − mean of the others",
     "length_weighted": "reward − length-weighted mean",
     "best_of_group": "reward − best of the others",
+    "entropic": "exp(β·reward) / mean of the others' − 1",
     "given": "reward to go − baseline of the room",
     "none": "reward",
 }

@@ -84,7 +84,7 @@ OTHER = {
     "off_policy_threshold": 0.0, "mismatch_low": 1.05, "mismatch_high": 1.01, "clip_cov": 0.3, "clip_cov_low": -3.0,
     "clip_cov_high": 0.1, "bounds": "absolute", "kl_cov": 0.3, "kl_cov_coef": 5.0,
     "teacher_coef": 0.5, "outcome_coef": 0.5, "teacher_mix": 0.2, "teacher_top_k": 2, "teacher_gamma": 0.5,
-    "teacher_drift": 0.5, "teacher_clip": 0.9,
+    "teacher_drift": 0.5, "teacher_clip": 0.9, "m2_limit": 0.01,
 }  # fmt: skip
 """A value other than the default for every setting that is not an axis."""
 
@@ -153,6 +153,7 @@ NEEDED = {
     ("kl_gradient", "own"): {"kl_estimator": "k1"},  # elsewhere auto is the estimator's own already
     ("kl_gradient", "k3"): {"kl_estimator": "k2"},
     ("kl_gradient", "k1"): {"kl_estimator": "k2"},
+    ("baseline", "entropic"): {"scale": "none"},
 }
 """What else a value needs before it means anything, on both sides of the comparison."""
 

@@ -24,18 +24,20 @@ from grpo.core.surrogates.free import (
     Dro,
     PolicyGradient,
     Sapo,
+    Topr,
     Unclipped,
     Vespo,
     dro,
     policy_gradient,
     sapo,
+    topr,
     unclipped,
     vespo,
 )
 
 __all__ = [
     "SURROGATES", "Cispo", "Clip", "Clipping", "Decisions", "DppoBinaryKL", "DppoTotalVariation", "Dro", "Geometric",
-    "PolicyGradient", "Sapo", "Surrogate", "Unclipped", "Vespo", "chosen", "cispo", "clipped", "dppo", "dro",
+    "PolicyGradient", "Sapo", "Surrogate", "Topr", "Unclipped", "Vespo", "chosen", "cispo", "clipped", "dppo", "dro",
     "dual_clipped", "flattened", "geometric", "inside_binary_kl", "inside_total_variation", "names", "owners",
-    "policy_gradient", "sapo", "types", "unclipped", "vespo",
+    "policy_gradient", "sapo", "topr", "types", "unclipped", "vespo",
 ]  # fmt: skip

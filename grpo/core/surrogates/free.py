@@ -54,6 +54,31 @@ class PolicyGradient(Surrogate):
         return "−A·log π"
 
 
+def topr(ratio_NT: Array, advantage_NT: Array, logp_NT: Array) -> Array:
+    """−A·log π where A > 0; else −sg(min(r, 1))·A·log π: what is bad and has become rare counts little.
+
+    TOPR, arXiv:2503.14286 (eq. 8).
+    """
+    expect_shape(tuple(ratio_NT.shape), advantage=advantage_NT, logp=logp_NT)
+    tapered_NT = stop_gradient(clip(ratio_NT, None, 1.0))
+    weight_NT = namespace(ratio_NT).where(advantage_NT > 0, tapered_NT * 0 + 1, tapered_NT)
+    return -weight_NT * advantage_NT * logp_NT
+
+
+@dataclass(frozen=True)
+class Topr(Surrogate):
+    """TOPR: no ratio for what is good, one up to 1 for what is bad."""
+
+    kind: ClassVar[str] = "topr"
+
+    def loss(self, ratio_NT: Array, d: Decisions) -> Array:
+        return topr(ratio_NT, d.advantage, d.logp)
+
+    @property
+    def formula(self) -> str:
+        return "−A·log π where A > 0, else −stop(min(r, 1))·A·log π"
+
+
 def sapo(ratio_NT: Array, advantage_NT: Array, tau_pos: float, tau_neg: float) -> Array:
     """−A·σ(τ(r−1))·4/τ with τ by the sign of A: a soft gate instead of a clip. SAPO, arXiv:2511.20347."""
     expect_shape(tuple(ratio_NT.shape), advantage=advantage_NT)

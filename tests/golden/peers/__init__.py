@@ -1,6 +1,6 @@
 """One adapter a peer: from a vector's options and inputs to calls of our core."""
 
-from tests.golden.peers import rlinf, seed001, teachers, trl, tunix, verl
+from tests.golden.peers import rlinf, rows, seed001, teachers, trl, tunix, verl
 
 ADAPTERS = {
     "trl_losses": trl.losses,
@@ -15,6 +15,9 @@ ADAPTERS = {
     "rlinf": rlinf.run,
     "seed001": seed001.run,
     "tunix": tunix.run,
+    "areal": rows.areal,
+    "roll": rows.roll,
+    "discover": rows.discover,
     "trl_teacher": teachers.trl,
     "verl_teacher": teachers.verl,
     "prime_rl_teacher": teachers.prime_rl,

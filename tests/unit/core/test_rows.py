@@ -1,0 +1,60 @@
+"""Single variants by hand: the entropic baseline, the second-moment gate, TOPR."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from grpo.core import gates
+from grpo.core.advantages import entropic
+from grpo.core.surrogates import topr
+from tests.batches import MAKERS
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_entropic_weights_are_ln_2_away_from_equal_ones(maker):
+    """One success among four: q of the best and of the others follow from the advantages."""
+    make = MAKERS[maker]
+    best, other = np.asarray(entropic(make(np.array([0.0, 0, 1, 0])), make(np.zeros(4, int))))[[2, 0]]
+    e = 1 / (best + 1)
+    q, p = 1 / (1 + 3 * e), e / (1 + 3 * e)
+    assert q * math.log(4 * q) + 3 * p * math.log(4 * p) == pytest.approx(math.log(2), rel=1e-6)
+    assert other == pytest.approx(3 * e / (1 + 2 * e) - 1, rel=1e-6)
+
+
+def test_entropic_advantages_do_not_know_the_rewards_unit():
+    value, group = np.random.default_rng(0).random(9), np.array([0] * 5 + [1] * 4)
+    np.testing.assert_allclose(entropic(value, group), entropic(30 * value - 7, group), rtol=1e-6)
+
+
+def test_entropic_ends():
+    assert not entropic(np.full(4, 0.3), np.zeros(4, int)).any()  # nothing to tell apart
+    assert entropic(np.array([2.0]), np.zeros(1, int)) == 0
+    pair = entropic(np.array([0.0, 1.0]), np.zeros(2, int))
+    assert pair[0] < 0 < pair[1] < 10
+    failed = entropic(np.array([0.0, 1.0, np.nan, 0.5]), np.zeros(4, int), np.array([1.0, 1, 0, 1]))
+    np.testing.assert_allclose(failed[[0, 1, 3]], entropic(np.array([0.0, 1, 0.5]), np.zeros(3, int)), rtol=1e-9)
+    assert failed[2] == 0
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_farthest_decisions_go_until_the_second_moment_is_small(maker):
+    make = MAKERS[maker]
+    gap = make(np.array([[0.1, -0.2, 9.0], [0.0, 0.5, 0.3]]))
+    mask = make(np.array([[True, True, False], [True, True, True]]))
+    # squares 0, 0.01, 0.04, 0.09, 0.25: means of the smallest ones 0, 0.005, 0.0167, 0.035, 0.078
+    kept = np.asarray(gates.second_moment(gap, mask, 0.036))
+    assert kept.tolist() == [[True, True, False], [True, False, True]]
+    assert np.asarray(gates.second_moment(gap, mask, 1.0)).sum() == 5
+    assert np.asarray(gates.second_moment(gap + 1, mask, 1e-9)).sum() == 1  # one stays
+
+
+def test_topr_by_hand():
+    logp = torch.tensor([[-1.0, -2.0, -1.0, -2.0]], dtype=torch.float64, requires_grad=True)
+    ratio, advantage = torch.tensor([[3.0, 0.5, 3.0, 0.5]]).double(), torch.tensor([[2.0, 2.0, -2.0, -2.0]]).double()
+    loss = topr(ratio, advantage, logp)
+    assert loss.tolist() == [[2.0, 4.0, -2.0, -2.0]]
+    assert torch.autograd.grad(loss.sum(), logp)[0].tolist() == [[-2.0, -2.0, 2.0, 1.0]]
