@@ -199,9 +199,12 @@ def test_the_gate_s_slopes_are_those_of_autograd():
         assert torch.allclose(back.double(), torch.autograd.grad(out, x, grad)[0], atol=1e-5)
 
 
-def test_two_ranges_are_merged_in_place():
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_two_ranges_are_merged_in_place(heads_first):
     torch.manual_seed(0)
     out, seen = torch.randn(7, 3, 5), torch.randn(4, 3, 5)
+    if heads_first:  # as some models lay their queries, and so what is found for them
+        out, seen = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (out, seen))
     lse, seen_lse = torch.randn(3, 7), torch.randn(3, 4)
     whole = torch.logaddexp(lse[:, 3:], seen_lse)
     shares = [(part - whole).exp().t()[..., None] for part in (lse[:, 3:], seen_lse)]

@@ -281,7 +281,7 @@ def rope_backward(
 
 @triton.jit
 def _merge(
-    out_ptr, more_ptr, lse_ptr, more_lse_ptr, lse_stride, more_stride,
+    out_ptr, more_ptr, lse_ptr, more_lse_ptr, out_row, out_head, more_row, more_head, lse_stride, more_stride,
     HEADS: tl.constexpr, HD: tl.constexpr, HEADS_P: tl.constexpr, HD_P: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -294,18 +294,23 @@ def _merge(
     own, seen = tl.exp(own - most), tl.exp(seen - most)
     total = own + seen
     tl.store(lse_ptr, most + tl.log(total), mask=in_h)
-    at = row * HEADS * HD + h[:, None] * HD + d
+    head = h.to(tl.int64)[:, None]
+    out_ptr += row * out_row + head * out_head + d
     inside = in_h[:, None] & (d < HD)
-    x = tl.load(out_ptr + at, mask=inside, other=0.0).to(tl.float32) * (own / total)[:, None]
-    x += tl.load(more_ptr + at, mask=inside, other=0.0).to(tl.float32) * (seen / total)[:, None]
-    tl.store(out_ptr + at, x.to(out_ptr.dtype.element_ty), mask=inside)
+    x = tl.load(out_ptr, mask=inside, other=0.0).to(tl.float32) * (own / total)[:, None]
+    more_ptr += row * more_row + head * more_head + d
+    x += tl.load(more_ptr, mask=inside, other=0.0).to(tl.float32) * (seen / total)[:, None]
+    tl.store(out_ptr, x.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 def merge(out: Tensor, lse: Tensor, seen: Tensor, seen_lse: Tensor) -> None:
-    """(L, heads, width) found and (heads, L) log-sum-exps of one range of keys, changed into those of it and `seen`."""
+    """(L, heads, width) found and (heads, L) log-sum-exps of one range of keys, changed into those of it and `seen`.
+
+    Both lie in memory as their queries did: heads may come before tokens.
+    """
     rows, heads, width = out.shape
     _merge[(rows,)](
-        out, seen, lse, seen_lse, lse.stride(0), seen_lse.stride(0),
+        out, seen, lse, seen_lse, *out.stride()[:2], *seen.stride()[:2], lse.stride(0), seen_lse.stride(0),
         HEADS=heads, HD=width, HEADS_P=triton.next_power_of_2(heads), HD_P=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
 
