@@ -202,12 +202,14 @@ def test_nothing_is_captured_again_and_memory_does_not_grow():
         asked = prompts(16, 60, seed=step)
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64 * step, 64 * step + 64))
     memory: dict[int, set] = {}
+    dropped = set()
     for step in range(300):
         asked = prompts(16, 60, seed=step + 6)
         engine.generate(asked, 4, Sampling(max_new_tokens=40), range(64 * step, 64 * step + 64))
-        if step >= 40:
+        if step >= 40:  # until then keys and values may have grown, which drops graphs
+            dropped.add(engine._runner.counts.captures - len(engine._runner._graphs))
             memory.setdefault(engine._runner.counts.captures, set()).add(torch.cuda.memory_allocated())
-    assert engine._runner.counts.captures == len(engine._runner._graphs)  # each once, and none was dropped
+    assert len(dropped) == 1 and engine._runner.counts.allocations <= 3
     assert all(len(seen) == 1 for seen in memory.values())  # a graph for a length not met before has its own inputs
 
 
