@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig
+from transformers import AutoModelForCausalLM, GPT2Config, GPTJConfig, Qwen3Config
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,7 +30,7 @@ from grpo.language.engines.cuda_graphs import (  # noqa: E402
 )
 from grpo.language.engines.cuda_graphs.attention import attending  # noqa: E402
 from grpo.language.engines.cuda_graphs.blocks import BlockManager  # noqa: E402
-from grpo.language.engines.cuda_graphs.decoder import make_decoder  # noqa: E402
+from grpo.language.engines.cuda_graphs.decoder import COARSE, EXACT, allowed_gap, make_decoder  # noqa: E402
 from grpo.language.engines.cuda_graphs.fused_decoder import FusedDecoder  # noqa: E402
 from grpo.language.engines.cuda_graphs.kernels import Attention, attend  # noqa: E402
 from grpo.language.engines.cuda_graphs.model_runner import buckets, grown  # noqa: E402
@@ -225,6 +225,22 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_rounding_may_do_to_logits_is_seen_in_the_model_itself():
+    """A wide model with random weights: two ways of rounding are further apart than of a small or trained one."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "num_hidden_layers": 12, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = Qwen3Config(**shape, hidden_size=1024, intermediate_size=64, head_dim=32, tie_word_embeddings=False)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    ids = torch.randint(0, 64, (2, 9))
+    with torch.no_grad():
+        exact = model(ids).logits[:, -1]
+        assert allowed_gap(model, ids, exact, torch.float32) == EXACT
+        rounded = model.bfloat16()(ids).logits[:, -1].float()
+        allowed = allowed_gap(model, ids, rounded, torch.bfloat16)
+    own = float((rounded - exact).norm() / exact.norm())
+    assert own < allowed and COARSE[0] <= allowed < max(4 * own, COARSE[0]) <= COARSE[1]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
