@@ -110,15 +110,16 @@ def collect(ranks: Ranks, source: RolloutSource, request: CollectRequest) -> Col
 # --- scores and gradients ---------------------------------------------------------------------------------------------
 
 
-def shares(rollouts: Rollouts, size: int) -> list[list[int]]:
+def shares(rollouts: Rollouts, size: int, cut: bool = True) -> list[list[int]]:
     """Rows for each rank, in order: whole groups, about as many decisions each. Some may have none.
 
-    A group that is more than an even share by itself is cut.
+    cut: a group that is more than an even share by itself is.
     """
     cost_N = (rollouts.mask_NT.sum(1) + 1).tolist()
     pieces = [(sum(cost_N[row] for row in rows), rows) for rows in members_of(rollouts)]
     most = sum(cost_N) / size
-    pieces = [piece for cost, rows in pieces for piece in _cut(cost, rows, cost_N, most)]
+    if cut:
+        pieces = [piece for cost, rows in pieces for piece in _cut(cost, rows, cost_N, most)]
     found: list[list[int]] = [[] for _ in range(size)]
     loads = [(0, rank) for rank in range(size)]
     for cost, rows in sorted(pieces, key=lambda piece: -piece[0]):  # the largest first, to whoever has least
@@ -160,14 +161,15 @@ class _SharedTeacher:
 
     def teach(self, rows: Rollouts) -> Taught:
         """What it says of all rows."""
-        return Taught(**_shared(self._ranks, rows, self._teacher.teach, self._device, "the teacher"))
+        # In whole groups: a try may be shown to the others of its group.
+        return Taught(**_shared(self._ranks, rows, self._teacher.teach, self._device, "the teacher", cut=False))
 
 
 def _shared(
-    ranks: Ranks, rows: Rollouts, ask: Callable[[Rollouts], Any], device: torch.device, what: str
+    ranks: Ranks, rows: Rollouts, ask: Callable[[Rollouts], Any], device: torch.device, what: str, cut: bool = True
 ) -> dict[str, Tensor]:
     """The arrays of a record a row, each rank's share found by it."""
-    shared = shares(rows, ranks.size)
+    shared = shares(rows, ranks.size, cut)
     mine = shared[ranks.rank]
 
     def work() -> State:

@@ -92,5 +92,5 @@ class Speculation:
         if "speculation/seeds" not in arrays:
             return
         seeds, lengths, ids = (np.asarray(arrays[f"speculation/{name}"]) for name in ("seeds", "lengths", "ids"))
-        for seed, mine in zip(seeds.tolist(), np.split(ids, lengths.cumsum()[:-1]), strict=True):
+        for seed, mine in zip(seeds.tolist(), np.split(ids, lengths.cumsum())[:-1], strict=True):
             self._remember(seed, mine.astype(np.int32))

@@ -57,7 +57,7 @@ class LanguageTeacher:
                     logp_NT[told] = self._scorer.in_parts(samples, steps).logp_NT.to(logp_NT)
         if not count:
             return Taught(logp_NT)
-        width = choices[0].shape[2] if choices else 1
+        width = min(count, self._scorer.head.weight.shape[0])
         placed = [torch.zeros(*rows.mask_NT.shape, width, dtype=kind, device=logp_NT.device)
                   for kind in (torch.int64, torch.float32)]  # fmt: skip
         for array, some in zip(placed, choices, strict=False):
@@ -122,6 +122,8 @@ def make_teacher(
 ) -> Teaches | None:
     """The teacher that settings and recipe ask for; `given`: a loaded model, or whoever teaches, in its place."""
     recipe = config.recipe
+    if recipe.teacher_sees == "success" and recipe.teacher_coef and config.select is not None:
+        raise ConfigError("teacher_sees=success shows tries of the whole group, and select leaves some out; drop one")
     if not recipe.teacher_coef:
         if given is not None:
             raise ConfigError("teacher_model has no effect here: it needs teacher_coef > 0, or a recipe such as opd")
@@ -154,6 +156,7 @@ def _loaded(config: LanguageConfig, tokenizer: Any) -> Any:
     place = str(config.teacher)
     if (Path(place) / "model" / "config.json").is_file():
         place = str(Path(place) / "model")
+    _expect_model(place, str(config.teacher))
     named = config.but(model=place, revision=None, tokenizer=None)
     expect_same_tokens(tokenizer, loading.load_tokenizer(named), str(config.teacher))
     size = sum(file.stat().st_size for file in Path(place).glob("*.safetensors")) if Path(place).is_dir() else 0
@@ -164,6 +167,24 @@ def _loaded(config: LanguageConfig, tokenizer: Any) -> Any:
         return loading.load_model(named, trained_whole=False)
     except torch.OutOfMemoryError:
         raise ConfigError(f"{told}; {_SMALLER}") from None
+
+
+def _expect_model(place: str, name: str) -> None:
+    """Refuse what is no model by itself: nothing, a run without one, an adapter alone."""
+    if not Path(place).exists():
+        if place.startswith((".", "/", "~")) or place.count("/") > 1:  # a hub id is owner/name
+            raise ConfigError(f"teacher={name}: there is no such folder")
+        return
+    found = [folder for folder in (Path(place), Path(place) / "model") if (folder / "adapter_config.json").is_file()]
+    if found and not (Path(place) / "config.json").is_file():
+        raise ConfigError(
+            f"teacher={name} has an adapter without its model ({found[0]}); write the whole model with "
+            "`grpo export RUN --merge --to FOLDER` and name that folder"
+        )
+    if Path(place).is_dir() and not (Path(place) / "config.json").is_file():
+        raise ConfigError(
+            f"teacher={name} has no model in it (config.json); name a model's folder, or a run that ended"
+        )
 
 
 _SMALLER = "take a smaller one, a LoRA adapter for the student (lora_rank), or quantize"

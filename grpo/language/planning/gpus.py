@@ -52,6 +52,9 @@ GPUS = {
     "3090": _sheet("NVIDIA GeForce RTX 3090", 23.5, 0.94, 71),
 }
 
+MEMORY = {"40gb", "80gb", "hbm3", "sxm4"}
+"""Words of a name that say how a card is built, not which."""
+
 
 def gpu_named(word: str) -> GPU:
     """One of the table."""
@@ -63,8 +66,16 @@ def gpu_named(word: str) -> GPU:
 
 def gpu_called(name: str, memory: int) -> GPU | None:
     """That of a device which its driver calls so; its own memory counts. None: nobody has looked up its rates."""
+    words, found = _words(name), []
     for known in GPUS.values():
-        words = known.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
-        if words.split("-SXM")[0].split(" 80GB")[0] in name:
-            return GPU(name, memory, known.bytes_per_s, known.flops_per_s, known.measured)
-    return None
+        asked = _words(known.name) - MEMORY
+        if asked <= words:  # the more words, the nearer; of two with as many the one with as much memory
+            found.append((len(asked & words), -abs(known.memory - memory), known))
+    if not found:
+        return None
+    best = max(found, key=lambda one: one[:2])[2]
+    return GPU(name, memory, best.bytes_per_s, best.flops_per_s, best.measured)
+
+
+def _words(name: str) -> set[str]:
+    return set(name.lower().replace("-", " ").split())

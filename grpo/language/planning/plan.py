@@ -77,12 +77,12 @@ def plan_step(setup: Setup, gpu: GPU, limit: int | None = None) -> Plan:
     free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken
     slower = memory.SLOWER if setup.set_tokens is None else 0.0  # what is set is done as fast as it can be
     way = memory.choose(cost.ways_of(setup, gpu), free, slower, ample=memory.AMPLE * gpu.memory)
-    first = plan = Plan(setup, gpu, limit, way)
+    plan = Plan(setup, gpu, limit, way)
     rows = setup.slots
     while with_slack(sum(plan.sampling.values())) > limit and rows > 1:
         rows //= 2  # fewer at a time
         plan = replace(plan, setup=replace(setup, at_once=rows))
-    return plan if with_slack(sum(plan.sampling.values())) <= limit else first
+    return plan
 
 
 # --- from settings --------------------------------------------------------------------------------------------------

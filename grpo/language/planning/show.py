@@ -39,11 +39,28 @@ def planned(config: LanguageConfig, gpu: str | None, as_json: bool) -> tuple[boo
         )
     shape, where = shape_of(config), device_of(gpu, config)
     limit = where.memory if config.memory is None else limit_bytes(config.memory, where.memory)
+    if limit > where.memory:
+        raise ConfigError(
+            f"memory={config.memory} is more than {where.name} has, {where.memory / GIB:.1f} GiB; leave it out"
+        )
     plan = plan_step(setup_of(config, shape), where, limit)
     others = [] if plan.fits else changes(config, shape, where, limit)
     if as_json:
         return plan.fits, json.dumps(document(config, plan, others), indent=2)
-    return plan.fits, "\n".join([text(config, plan), verdict(config, plan, others)])
+    return plan.fits, "\n".join([text(config, plan), *left_out(config), verdict(config, plan, others)])
+
+
+def left_out(config: LanguageConfig) -> list[str]:
+    """What of the settings the plan does not know."""
+    teaches = bool(config.recipe.teacher_coef)
+    found = [
+        ("the teacher: its weights, and a pass over what was sampled", teaches and config.teacher is not None),
+        ("the teacher's pass over what was sampled", teaches and config.teacher is None),
+        (f"select={config.select}: gradients of so many tries only", config.select is not None),
+        (f"shard={config.shard}: what several ranks divide", config.shard != "none"),
+    ]
+    said = "; ".join(what for what, there in found if there)
+    return [f"not in it: {said}"] if said else []
 
 
 def shape_of(config: LanguageConfig) -> ModelShape:

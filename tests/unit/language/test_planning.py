@@ -256,7 +256,14 @@ def test_gpus_by_name():
     with pytest.raises(ConfigError, match=r"--gpu h2oo is not known.*h200"):
         gpu_named("h2oo")
     assert gpu_called("NVIDIA H200", 5).memory == 5 and gpu_called("NVIDIA A100-SXM4-40GB", 5).flops_per_s < 250e12
-    assert gpu_called("Voodoo 2", 5) is None
+    for none in ("Voodoo 2", "NVIDIA L40", "NVIDIA RTX A1000"):
+        assert gpu_called(none, 5) is None
+    rates = {"NVIDIA GH200 480GB": "gh200", "NVIDIA H100 PCIe": "h100-pcie", "NVIDIA H100 80GB HBM3": "h100"}
+    for name, known in rates.items():
+        found = gpu_called(name, 5)
+        assert found.bytes_per_s == GPUS[known].bytes_per_s and not found.measured
+    for gib, known in ((39, "a100-40"), (79, "a100")):
+        assert gpu_called(f"NVIDIA A100-SXM4-{gib + 1}GB", gib * GIB).bytes_per_s == GPUS[known].bytes_per_s
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -291,6 +298,23 @@ def test_a_limit_is_planned_for(folder, capsys):
     assert json.loads(capsys.readouterr().out)["memory"]["in_use"] <= 24 * GIB
     assert main([*words, "--memory", "24"]) == 2
     assert "say 24GiB if gigabytes are meant" in capsys.readouterr().err
+    assert main([*words, "--memory", "400GiB"]) == 2
+    assert "is more than NVIDIA H200 has, 139.8 GiB; leave it out" in capsys.readouterr().err
+
+
+def test_what_never_fits_says_the_least_it_takes(folder, capsys):
+    words = ["plan", "gsm8k", "--model", folder, "--lora-rank", "16", "--gpu", "h200", "--json"]
+    long = ["--max-completion-length", "32768"]
+    assert main([*words, *long, "--memory", "16GiB"]) == 1
+    least = json.loads(capsys.readouterr().out)["memory"]["in_use"]
+    assert main([*words, *long, "--memory", f"{least // GIB + 2}GiB"]) == 0
+
+
+def test_what_a_plan_leaves_out_is_said(folder, capsys):
+    words = ["plan", "gsm8k", "--model", folder, "--lora-rank", "16", "--gpu", "h200"]
+    assert main([*words, "--teacher", folder, "--recipe", "opd", "--generate", "8", "--select", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "not in it: the teacher: its weights" in said and "select=4: gradients of so many tries only" in said
 
 
 def test_what_cannot_be_planned_is_refused_in_a_line(folder, capsys):

@@ -129,6 +129,8 @@ def test_drafts_are_forgotten_when_they_are_of_no_use_or_too_many():
     assert kept.drafts(seeds) == {seeds[1]: [6] * 5}, "the oldest goes first"
     kept.keep(kept.seeds(1, some, 1), [sampled(some[0], [1]), sampled(some[1], [1])])
     assert kept.drafts(seeds) == {}, "the numbers will not be used again"
+    other.load_state(kept.state())
+    assert other.drafts(seeds) == {}, "nothing is remembered, and that is kept, too"
 
 
 # --- a run ----------------------------------------------------------------------------------------------------------

@@ -148,6 +148,16 @@ def test_what_cannot_be(tmp_path):
     with pytest.raises(ConfigError, match="teacher_top_k=100000 of every token takes too much memory"):
         big = tiny_model(1, vocab_size=5000)
         make(model=big, expert=big, loss_type="gkd", teacher_top_k=100_000)
+    with pytest.raises(ConfigError, match="teacher_sees=success shows tries of the whole group"):
+        make(loss_type="sdpo", select=2)
+    with pytest.raises(ConfigError, match=r"teacher=\./nowhere: there is no such folder"):
+        make(loss_type="opd", teacher="./nowhere")
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"has no model in it \(config.json\)"):
+        make(loss_type="opd", teacher=str(tmp_path / "run"))
+    (tmp_path / "run" / "model" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"has an adapter without its model .*grpo export RUN --merge"):
+        make(loss_type="opd", teacher=str(tmp_path / "run"))
     other = tiny_tokenizer()
     other.add_tokens(["more"])
     with pytest.raises(ConfigError, match="teacher=x has another vocabulary"):
