@@ -13,7 +13,7 @@ from grpo.core import selection
 from grpo.experience import learners, trajectory_reward
 from grpo.protocols import SequencePolicy
 from grpo.recipes import Recipe
-from grpo.rollouts import Rollouts, row_index
+from grpo.rollouts import Rollouts, Status, row_index
 from grpo.seeding import generator
 
 
@@ -27,6 +27,8 @@ def marked(rollouts: Rollouts, config: GRPOConfig, step: int, attempt: int = 0) 
     if rollouts.episode_N is not None:
         raise ValueError("select chooses single rows of a group, and here several make one episode (episode_N)")
     reward_N, weight_N = trajectory_reward(rollouts, config.recipe)
+    if config.recipe.mask_truncated and rollouts.status_N is not None:  # those would not learn
+        weight_N = weight_N * (rollouts.status_N != Status.TRUNCATED)
     group_N, count = rollouts.group_N, config.select
     if config.select_by == "variance":
         return rollouts.but(learns_N=selection.most_varied(reward_N, group_N, count, weight_N))

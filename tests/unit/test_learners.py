@@ -11,7 +11,7 @@ from grpo.experience import Experience, advantages
 from grpo.language.config import LanguageConfig
 from grpo.learners import marked, scored
 from grpo.recipes import recipe
-from grpo.rollouts import Rollouts
+from grpo.rollouts import Rollouts, Status
 from tests.toys import Match, Softmax, trainer
 
 
@@ -37,6 +37,16 @@ def test_so_many_of_each_group_learn(by, rows):
     found = marked(tries(), config, step=3)
     assert found.learns_N.nonzero()[:, 0].tolist() == rows
     assert marked(found, config, step=4) is found  # who has marked them already is right
+
+
+def test_truncated_tries_that_a_recipe_masks_are_not_chosen():
+    ends = torch.zeros(12, dtype=torch.int64)
+    ends[[0, 2]] = int(Status.TRUNCATED)  # the worst and the best of the first group
+    config = GRPOConfig(generate=6, select=2, select_by="extremes", loss_type="grpo")
+    assert marked(tries(status_N=ends), config, step=0).learns_N[[0, 2]].all()
+    masks = GRPOConfig(generate=6, select=2, select_by="extremes", loss_type="grpo", mask_truncated=True)
+    found = marked(tries(status_N=ends), masks, step=0)
+    assert not found.learns_N[[0, 2]].any() and found.learns_N.sum() == 4
 
 
 def test_those_that_learn_have_the_advantages_they_would_have_among_all():

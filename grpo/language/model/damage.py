@@ -41,6 +41,11 @@ def unloadable(what: str, name: str, error: Exception, place: str = "") -> str:
     if flaw is not None:
         return f"{what}={name} cannot be loaded: {flaw}"
     text = " ".join(str(error).split())
+    here = Path(place or name)
+    if (here / "adapter_config.json").is_file() and not (here / "config.json").is_file() and what != "adapter":
+        return f"{what}={name} holds an adapter without its model; give its base as model, and adapter={name}"
+    if name.startswith((".", "/", "~")) and not here.expanduser().exists():
+        return f"{what}={name}: there is no such file or folder"
     is_path = name.startswith((".", "/", "~")) or Path(name).exists()
     if any(word in text.lower() for word in AWAY) and not is_path:
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from grpo.language.config import LanguageConfig
@@ -15,6 +16,7 @@ from grpo.language.planning.shape import ModelShape
 from grpo.language.scoring import memory
 from grpo.language.scoring.decoder_layout import HOSTED, KEEP
 from grpo.language.scoring.memory import Rows, Way
+from grpo.run.files import read_json
 
 PROMPT = 512
 """Tokens of a prompt where nothing limits it."""
@@ -92,14 +94,14 @@ def setup_of(config: LanguageConfig, shape: ModelShape, adapted: bool = False) -
     """What of the settings counts; adapted: an adapter is handed over beside them."""
     low = 4 if config.dtype == "float32" else 2
     trained = bool(config.lora_rank or config.adapter or adapted)
-    adapter = shape.lora(config.lora_rank or 16, config.lora_targets) if trained else 0
+    adapter = shape.lora(*_adapter(config)) if trained else 0
     wide = low if trained or config.weights == "bfloat16" else 4
     recipe, rows = config.recipe, _rows(config, shape)
     refers = bool(recipe.beta) and recipe.kl_to != "old"
     follows = config.ref_sync_steps is not None or bool(config.warm_start_steps)
     own = "copy" if not adapter else "adapter" if follows or config.adapter else "base"
     at_once = min(config.rows_per_generation or cost.SLOTS, config.engine_kwargs.get("rows_at_a_time") or cost.SLOTS)
-    spans = recipe.top_entropy < 1.0 or bool(recipe.clip_cov or recipe.kl_cov)
+    spans = recipe.top_entropy < 1.0 or bool(recipe.clip_cov or recipe.kl_cov) or recipe.m2_limit is not None
     return Setup(
         shape=shape,
         rows=rows,
@@ -116,6 +118,16 @@ def setup_of(config: LanguageConfig, shape: ModelShape, adapted: bool = False) -
         set_tokens=config.tokens_per_microbatch,
         keep=HOSTED[0] if config.activation_offloading else KEEP[-1] if config.gradient_checkpointing else None,
     )
+
+
+def _adapter(config: LanguageConfig) -> tuple[int, tuple[str, ...] | str]:
+    """Its rank and what it is on: as set, as a trained one says, or as is usual."""
+    said = Path(config.adapter or "") / "adapter_config.json"
+    if config.adapter and said.is_file():
+        found = read_json(said)
+        targets = found.get("target_modules") or "all-linear"
+        return int(found.get("r") or 16), targets if isinstance(targets, str) else tuple(sorted(targets))
+    return config.lora_rank or 16, config.lora_targets
 
 
 def _rows(config: LanguageConfig, shape: ModelShape) -> Rows:

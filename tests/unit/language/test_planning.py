@@ -310,6 +310,17 @@ def test_what_never_fits_says_the_least_it_takes(folder, capsys):
     assert main([*words, *long, "--memory", f"{least // GIB + 2}GiB"]) == 0
 
 
+def test_an_adapter_that_goes_on_has_its_own_rank(folder, tmp_path, capsys):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "target_modules": ["q_proj"]}))
+    words = ["plan", "gsm8k", "--model", folder, "--gpu", "h200"]
+    assert main([*words, "--adapter", str(tmp_path)]) == 0
+    assert "an adapter of 0.6 million is trained" in capsys.readouterr().out  # 36 × 2 × (4,096 + 4,096)
+    assert main(["plan", "gsm8k", "--model", str(tmp_path), "--gpu", "h200"]) == 2
+    assert "holds an adapter without its model; give its base as model" in capsys.readouterr().err
+    assert main(["plan", "gsm8k", "--model", "/nowhere", "--gpu", "h200"]) == 2
+    assert "model=/nowhere: there is no such file or folder" in capsys.readouterr().err
+
+
 def test_what_a_plan_leaves_out_is_said(folder, capsys):
     words = ["plan", "gsm8k", "--model", folder, "--lora-rank", "16", "--gpu", "h200"]
     assert main([*words, "--teacher", folder, "--recipe", "opd", "--generate", "8", "--select", "4"]) == 0
