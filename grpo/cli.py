@@ -249,11 +249,12 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def _on_ranks(arguments: argparse.Namespace, job: Callable[[], int], settings: Callable[[], Any]) -> int:
     """The job alone, as one of several ranks, or as many processes as were asked for, each with the same command."""
-    from grpo.distributed.places import Machine, found
+    from grpo.distributed.places import ALONE, Machine, found
 
     a = arguments
     place = found(os.environ, a.ranks)
     if place is None:
+        os.environ |= {ALONE: "1"} if a.ranks == 1 else {}
         idle = {"rank-timeout": a.rank_timeout, "shared-gpu": a.shared_gpu}
         for name in [name for name, value in idle.items() if value]:
             raise ValueError(f"--{name} means nothing for one process; give --ranks, or leave it out")

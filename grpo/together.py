@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from grpo.capabilities import Divides, Teaches
-from grpo.errors import RankFailed, RanksDiffer, line
+from grpo.errors import RankFailed, RanksDiffer, RanksLost, line
 from grpo.experience import Experience
 from grpo.parcels import flat, whole
 from grpo.protocols import Alone, Collected, CollectRequest, Part, Ranks, RolloutSource, Slots, State, as_part, part
@@ -53,9 +53,16 @@ def attempted(ranks: Ranks, what: str, work: Callable[[], State]) -> list[State]
     wrong: Exception | None = None
     try:
         mine = work()
+    except RanksLost:  # nobody would hear of it
+        raise
     except Exception as error:
         wrong, mine = error, State({"failed": line(error)}, {})
-    found = ranks.gather(mine, what)
+    try:
+        found = ranks.gather(mine, what)
+    except RanksLost:
+        if wrong is None:
+            raise
+        raise wrong from None  # which is why
     if wrong is not None:
         raise wrong
     for rank, state in enumerate(found):
@@ -214,6 +221,8 @@ def gradients(
             return State({"values": {}, "moved": []}, {})
         try:
             values, logp_NT = compute(batch.select(mine))
+        except RankFailed:  # another one, which has told everybody
+            raise
         except Exception:
             shards.fail()
             raise

@@ -49,6 +49,10 @@ def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
             raise ConfigError(
                 f"{name} is set by the job itself; leave it out, and change the file where you want another"
             )
+    if broken := next((word for word in words if "\n" in word), None):
+        raise ConfigError(
+            f"{broken.splitlines()[0][:40]}… has several lines, which a job's file cannot hold; put it into a YAML file"
+        )
     name = re.sub(r"[^a-z0-9-]+", "-", resolved.name.lower()).strip("-") or "grpo"
     command = shlex.join(words)
     logdir = ["--ranks", str(job.ranks), "--logdir", f"/runs/{name}"]

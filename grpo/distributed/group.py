@@ -92,11 +92,13 @@ class Group:
 
     def onto(self, tensor: torch.Tensor, owner: int, what: str) -> None:
         """In place, the sum over all ranks on the owner; what others then have means nothing."""
-        self._call(what, dist.reduce, tensor, dist.get_global_rank(self._tensors, owner), group=self._tensors)
+        group = self._tensors if tensor.is_cuda else self._words
+        self._call(what, dist.reduce, tensor, dist.get_global_rank(group, owner), group=group)
 
     def sent(self, tensor: torch.Tensor, owner: int, what: str) -> None:
         """In place, the owner's on every rank."""
-        self._call(what, dist.broadcast, tensor, dist.get_global_rank(self._tensors, owner), group=self._tensors)
+        group = self._tensors if tensor.is_cuda else self._words
+        self._call(what, dist.broadcast, tensor, dist.get_global_rank(group, owner), group=group)
 
     def _call(self, what: str, collective: Any, *args: Any, **kwargs: Any) -> None:
         """One collective; where it fails nobody can be relied on any more."""

@@ -94,6 +94,8 @@ class StateOwners(Unsharded):
         told = self._ranks.gather(State({str(n): _described(entry) for n, entry in here.items()}, {}), "the states")
         whole: dict[int, dict[str, Any]] = {}
         for number, p in enumerate(tensors):
+            if p not in self.owner:  # it is not trained, whatever the optimizer holds
+                continue
             described = told[self.owner[p]].values.get(str(number))
             if described is not None:
                 whole[number] = {
@@ -103,7 +105,7 @@ class StateOwners(Unsharded):
         return {**found, "state": whole}
 
     def _has(self, found: Mapping[str, Any], number: int, p: Tensor) -> bool:
-        return number in found["state"] and self.mine(p)
+        return number in found["state"] and p in self.owner and self.mine(p)
 
     def _kept(self, tensor: Tensor | None, shape: Mapping[str, Any], p: Tensor) -> Tensor | None:
         """One tensor of a state on the chief; the others only help to send it."""
@@ -119,7 +121,11 @@ class StateOwners(Unsharded):
     def load_state_dict(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """Only what this rank owns is kept."""
         tensors = [p for group in optimizer.param_groups for p in group["params"]]
-        own = {number: entry for number, entry in state["state"].items() if self.mine(tensors[number])}
+        own = {
+            number: entry
+            for number, entry in state["state"].items()
+            if tensors[number] in self.owner and self.mine(tensors[number])
+        }
         optimizer.load_state_dict({**state, "state": own})
 
 

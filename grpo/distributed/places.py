@@ -13,6 +13,8 @@ from grpo.errors import ConfigError
 
 PORT = 29500
 """Where ranks meet unless MASTER_PORT says otherwise; torchrun's own."""
+SRUN, ALONE = "srun", "GRPO_RANKS"
+"""Whose tasks may be runs of their own: --ranks 1, or this variable as 1 for a script, says so."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,14 @@ class Machine:
 
 def found(environ: Mapping[str, str], asked: int | None = None) -> Place | Machine | None:
     """What this process is; `asked`: the number of ranks that the command names, where it does."""
+    asked = 1 if asked is None and environ.get(ALONE) == "1" else asked
     if asked is not None and asked < 1:
         raise ConfigError(f"--ranks {asked}: give how many processes work together, from 1 up")
     if "RANK" in environ and "LOCAL_RANK" in environ:
         return _several(_torchrun(environ), asked)
     many = _pods(environ) or _slurm(environ) or (_skypilot(environ) if asked else None)
+    if asked == 1 and many is not None and many.by == SRUN:  # each of its tasks is a run of its own
+        return None
     if isinstance(many, Place):
         return _several(many, asked)
     if many is not None:
@@ -96,9 +101,10 @@ def found(environ: Mapping[str, str], asked: int | None = None) -> Place | Machi
 
 def _several(place: Place, asked: int | None) -> Place | None:
     if asked is not None and asked != place.ranks:
+        alone = ", give --ranks 1 for runs of their own" if place.by == SRUN else ""
         raise ConfigError(
             f"--ranks {asked}, but {place.by} has started {place.ranks} "
-            f"{'process' if place.ranks == 1 else 'processes'}; leave --ranks out, or start {asked}"
+            f"{'process' if place.ranks == 1 else 'processes'}; leave --ranks out{alone}, or start {asked}"
         )
     return place if place.ranks > 1 else None
 
@@ -160,7 +166,7 @@ def _slurm(environ: Mapping[str, str]) -> Place | Machine | None:
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if not tasks.isdecimal() or int(tasks) == 1 or "SLURM_PROCID" not in environ:
         return None
-    by, hosts = "srun", environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
+    by, hosts = SRUN, environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST", "")
     address = environ.get("MASTER_ADDR") or first_host(hosts)
     if not address:
         raise ConfigError(

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from grpo.distributed.group import Group
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, RanksLost
 from grpo.keeping import copy_into
 from grpo.protocols import Ranks, State
 from grpo.shards import Unsharded
@@ -97,6 +97,13 @@ class WeightShards(Unsharded):
         if not isinstance(ranks, Company):
             raise ConfigError("shard=weights divides language models that are trained whole; use shard=gradients here")
         self._ranks = ranks
+
+    def restart(self) -> None:
+        """Others wait inside of a pass that this rank cannot finish."""
+        raise RanksLost(
+            "out of memory, and with shard=weights no rank can begin a pass anew: lower tokens_per_microbatch, and go "
+            "on from the last checkpoint"
+        )
 
     def comparable(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Every rank has other parts."""

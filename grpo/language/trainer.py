@@ -277,6 +277,8 @@ class GRPOTrainer(RunTrainer):
         if self.config.shard == "weights" and self.ranks.size > 1:
             raise ConfigError("the weights are divided among ranks; `grpo export RUN` writes the model of a checkpoint")
         path = Path(output_dir) if output_dir else self._place() / "model"
+        if not self.ranks.chief:  # a script calls it on every rank
+            return path
         return output.save_model(
             self.model,
             self.tokens.tokenizer,
@@ -293,10 +295,10 @@ class GRPOTrainer(RunTrainer):
     def push_to_hub(self, folder: str | Path | None = None) -> str:
         """Upload a saved model (it is written first where no folder is given); returns where it is."""
         path = self.save_model() if folder is None else Path(folder)
-        if not path.exists():
+        if self.ranks.chief and not path.exists():
             raise ConfigError(f"{path}: the model was not written, so that it cannot be uploaded; see events.jsonl")
         repo = self.config.hub_model_id or self.name or self.config.run.name or self.run_name
-        return output.push(path, repo, self.config.hub_private)
+        return output.push(path, repo, self.config.hub_private) if self.ranks.chief else str(repo)
 
     def _measured(self) -> Mapping[str, float | None]:
         """Metrics of the step whose weights these are (the best one's, say), evaluations too."""

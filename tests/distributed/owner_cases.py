@@ -93,6 +93,33 @@ def failed(ranks, kind):
         return f"{type(error).__name__}: {error}"
 
 
+def failed_update(ranks, kind):
+    """The same through the trainer's door: every rank raises, and the one that failed with its own error."""
+    from grpo import together
+    from grpo.experience import Experience
+    from grpo.recipes import recipe
+    from grpo.rollouts import Rollouts
+
+    model = Small(True)
+    parameters = dict(model.named_parameters())
+    mask_NT = torch.ones(6, 1, dtype=torch.bool)
+    rows = Rollouts(torch.arange(6) // 2, mask_NT, -mask_NT.float(), reward_N=torch.arange(6.0))
+    shards = sharded(ranks, kind, parameters)
+
+    def compute(batch):
+        shards.backward(model(torch.tensor([1])).sum())
+        if ranks.rank == 1:
+            raise ValueError("on purpose")
+        shards.backward(model(torch.tensor([2])).sum())
+        shards.finish()
+        return {"loss": 0.0}, torch.zeros(len(batch), 1)
+
+    try:
+        together.gradients(ranks, shards, Experience.build(rows, recipe("grpo")), parameters, compute)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def _state(names):
     from grpo.protocols import State
 

@@ -59,6 +59,12 @@ def test_a_rank_that_fails_in_a_pass_is_not_waited_for(pool):
 
 
 @pytest.mark.parametrize("kind", ["states", "gradients"])
+def test_everybody_raises_at_once_where_one_rank_s_pass_fails(pool, kind):
+    said = pool.run(cases.failed_update, 3, kind=kind)
+    assert said[1] == "ValueError: on purpose" and all("RankFailed" in said[rank] for rank in (0, 2))
+
+
+@pytest.mark.parametrize("kind", ["states", "gradients"])
 def test_a_checkpoint_of_one_process_is_taken_up_by_three(pool, alone, kind):
     state = alone[True][2]
     found = pool.run(cases.resumed, 3, kind=kind, state=state)

@@ -72,6 +72,11 @@ def test_skypilot_belongs_together_where_ranks_are_asked_for():
     assert found(SKY | {"SKYPILOT_NODE_IPS": "10.0.0.1", "SKYPILOT_NODE_RANK": "0"}, 8).address == "127.0.0.1"
 
 
+def test_tasks_of_srun_may_be_runs_of_their_own():
+    assert found(SRUN, 1) is None and found(SRUN | {"GRPO_RANKS": "1"}) is None
+    assert found(SRUN).rank == 11 and found(TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, 1) is None
+
+
 def test_one_machine():
     machine = found({}, 3)
     assert machine == Machine(0, 1, 3, "127.0.0.1", 0)
@@ -82,7 +87,7 @@ def test_one_machine():
     ("environ", "asked", "words"),
     [
         (TORCHRUN, 4, ("--ranks 4", "torchrun has started 8")),
-        (SRUN, 8, ("srun has started 16",)),
+        (SRUN, 8, ("srun has started 16", "--ranks 1 for runs of their own")),
         (SKY, 3, ("cannot be divided over 2 machines",)),
         (PODS, 6, ("cannot be divided over 4",)),
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, None, ("MASTER_ADDR is not set", "torchrun")),

@@ -66,6 +66,7 @@ def test_kubernetes(capsys, nodes):
         (["slurm", "bandit", "--nodes", "4"], "32 ranks would share 1 group"),
         (["slurm", *WORDS, "--logdir", "x"], "--logdir is set by the job itself"),
         (["slurm", *WORDS, "--nonsense", "1"], "nonsense"),
+        (["slurm", *WORDS, "--run.name", "a\ntouch x"], "has several lines"),
         (["--nodes", "2"], "say where the job is to run"),
     ],
 )
