@@ -159,5 +159,5 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 
 def _shown(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = f"{value:g}" if isinstance(value, float) else " ".join(str(value).split())
     return text if len(text) <= 60 else text[:57] + "…"

@@ -49,11 +49,16 @@ def take_part(rank: int, meeting: str, folder: str, point: str, victim: int) -> 
         else:
             publish = checkpoint.publish
 
-            def at(reached):
-                if reached == point and trainer.steps_done >= STEP:
-                    os._exit(9)
+            def deadly_save(folder, taken, **kwargs):
+                """Of the step's own checkpoint: an older one may still be written while the step is made."""
 
-            checkpoint.publish = lambda *args, **kwargs: publish(*args, **kwargs | {"at": at})
+                def at(reached):
+                    if reached == point and taken.step == STEP:
+                        os._exit(9)
+
+                return publish(folder, taken, **kwargs | {"at": at})
+
+            checkpoint.publish = deadly_save
     together.here = lambda: ranks
     try:
         trainer.planned = lambda asked, kept: (
