@@ -12,6 +12,9 @@ from torch import Tensor
 Message = dict[str, Any]
 """{"role": …, "content": …}, as chat templates take it."""
 
+LONGEST_ANSWER = 20_000
+"""Characters of a row's answer that are kept beside each completion."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -75,6 +78,26 @@ class Sample:
     def length(self) -> int:
         """Tokens of the completion."""
         return int(self.ids.shape[0])
+
+    def told(self) -> dict[str, Any]:
+        """Prompt, completion and verdict, with the row's answer where it has one, as a run's samples keep them."""
+        answer = self.prompt.columns.get("answer")
+        optional = {
+            "answer": None if answer is None else str(answer)[:LONGEST_ANSWER],
+            "extras": dict(self.extras) or None,
+            "messages": list(self.messages) if len(self.messages) > 1 else None,
+            "attempt": self.attempt or None,
+            "error": self.error,
+            "traceback": self.trace,
+        }
+        return {
+            "data_row": self.prompt.row,
+            "prompt": self.prompt.text,
+            "completion": self.text,
+            "stop": self.stop,
+            "rewards": dict(self.rewards),
+            **{name: value for name, value in optional.items() if value is not None},
+        }
 
 
 def rewards_of(samples: Sequence[Sample], names: Sequence[str]) -> np.ndarray:

@@ -371,28 +371,8 @@ class LanguageSource:
 
     def show(self, rows: Rollouts) -> list[dict[str, Any]]:
         """Prompt, completion and verdict of each row, and its tokens one by one."""
-        shown = []
-        for sample in rows.inputs:
-            told: dict[str, Any] = {
-                "data_row": sample.prompt.row,
-                "prompt": sample.prompt.text,
-                "completion": sample.text,
-                "stop": sample.stop,
-                "rewards": dict(sample.rewards),
-                "tokens": [self.tokens.tokenizer.decode([int(token)]) for token in sample.ids],
-            }
-            if sample.extras:
-                told["extras"] = dict(sample.extras)
-            if len(sample.messages) > 1:
-                told["messages"] = list(sample.messages)
-            if sample.attempt:
-                told["attempt"] = sample.attempt
-            if sample.error is not None:
-                told["error"] = sample.error
-            if sample.trace is not None:
-                told["traceback"] = sample.trace
-            shown.append(told)
-        return shown
+        decode = self.tokens.tokenizer.decode
+        return [{**sample.told(), "tokens": [decode([int(token)]) for token in sample.ids]} for sample in rows.inputs]
 
     def evaluate(self, step: int) -> Mapping[str, float | None]:
         """Held-out prompts, by the current policy; nothing where there are none."""

@@ -57,6 +57,9 @@ def exhibit(
     kept = {name: _compact(array) for name, array in arrays.items() if array is not None}
     status = None if rollouts.status_N is None else host(rollouts.status_N).tolist()
     advantage_N = _row_mean(host(experience.advantage_NT[index]), kept["mask"])
+    signal_N = np.abs(np.where(kept["gate"] & kept["mask"], host(experience.advantage_NT[index]), 0.0)).max(
+        1, initial=0.0
+    )
     rows = [
         {
             "row": row,
@@ -66,6 +69,7 @@ def exhibit(
             **_parts(rollouts, i),
             "decisions": int(kept["mask"][i].sum()),
             "teaching": int((kept["gate"][i] & kept["mask"][i]).sum()),
+            "signal": float(signal_N[i]),
             "status": Status(status[i]).name.lower() if status else "ok",
             **shown,
         }

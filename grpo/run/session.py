@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from grpo.capabilities import Leaves, Measures, Plots
+from grpo.errors import line
 from grpo.protocols import State
 from grpo.run import checkpoint, signals
 from grpo.run.budget import WINDOW
@@ -232,13 +236,18 @@ class Session(Stepping):
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """No save outlives the run; a second Ctrl-C does not wait for more of it than the file it is at."""
         try:
             self.saving.finish(cut=kind is not None and issubclass(kind, KeyboardInterrupt))
         finally:
             if self._status:
-                self.folder.write_status(self._status | {"reason": _ending(kind) or self.reason})
+                why = {"reason": _ending(kind) or self.reason}
+                if error is not None and not isinstance(error, KeyboardInterrupt):
+                    why["error"] = _said(error, trace)
+                self.folder.write_status(self._status | why)
 
     def draw(self) -> None:
         """curve.png, if it can be drawn."""
@@ -324,6 +333,12 @@ class Session(Stepping):
             self.folder.write_samples(error.report.step, *shown, kind="diverged")
         except Exception as reason:  # what is raised is that it diverged
             self.folder.event(error.report.step, "samples_not_kept", f"{type(reason).__name__}: {reason}")
+
+
+def _said(error: BaseException, trace: TracebackType | None) -> str:
+    """An exception in a line, with the place it came from."""
+    frames = traceback.extract_tb(trace)
+    return f"{line(error)} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else line(error)
 
 
 def _ending(kind: type[BaseException] | None) -> str | None:

@@ -12,6 +12,7 @@ groups     the groups of a run: list, filters, search
 group      one group, its tokens, one prompt through time
 objective  what was minimised, in words and numbers
 advice     plain-language warnings
+verdict    is it learning: the score at first and now; what was looked at
 about      what docs/metrics.md says of a metric
 library    all of these behind one lock: an answer to every path of the API, for the server and for an export
 live       what changed since the last look

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -29,11 +30,13 @@ Finding = tuple[str, str, str, str, str]
 """Level, code, metric, what it is, what to do."""
 
 
-def warnings(metrics: Series, task: str, events: Sequence[Row] = ()) -> list[Row]:
+def warnings(
+    metrics: Series, task: str, events: Sequence[Row] = (), recipe: Mapping[str, object] | None = None
+) -> list[Row]:
     """The most serious first."""
     names = ("level", "code", "metric", "message", "remedy")
     checks = (
-        _signal(metrics),
+        _signal(metrics, (recipe or {}).get("credit") == "reward_to_go"),
         _ends(metrics, task),
         _entropy(metrics),
         _distance(metrics),
@@ -44,14 +47,33 @@ def warnings(metrics: Series, task: str, events: Sequence[Row] = ()) -> list[Row
     return sorted([*found, *_of_events(events)], key=lambda item: LEVELS.index(item["level"]))
 
 
-def _signal(m: Series) -> Iterator[Finding]:
-    """Rewards that cannot tell tries apart."""
+def endings(summary: Row, rate: float | None, error: str | None, resumable: bool) -> Iterator[Row]:
+    """A run that is over without being done, or that says nothing; `error`: what it ended with, in a line."""
+    told = {"metric": None, "step": summary["step"]}
+    if summary["state"] == "crashed":
+        why = f": {error}" if error else f" ({summary['reason']})" if summary["reason"] else ""
+        goes_on = (
+            f"grpo train --resume {summary['name']} goes on from its last checkpoint, with --trust if it names code of "
+            "yours (rewards, an environment)"
+        )
+        remedy = goes_on if resumable else "it kept no checkpoint: start it anew once this is mended"
+        message = f"the run ended before it was done{why}"
+        yield told | {"level": "bad", "code": "crashed", "message": message, "remedy": remedy}
+    silent = time.time() - (summary["updated"] or time.time())
+    if summary["state"] == "running" and rate is not None and silent > max(60.0, 10 * rate):
+        message = f"no step for {silent:.0f} s; one usually takes {rate:.3g} s"
+        remedy = "an evaluation, a slow reward, or a process that hangs"
+        yield told | {"level": "warn", "code": "stalled", "message": message, "remedy": remedy}
+
+
+def _signal(m: Series, to_go: bool) -> Iterator[Finding]:
+    """Rewards that cannot tell tries apart; with rewards to go, tries of one return differ in when they got it."""
     reward, recent = m.values("reward"), m.values("frac_reward_zero_std", WINDOW)
     silent = recent.mean() if len(recent) else 0.0
     if len(reward) >= WINDOW and np.ptp(reward) == 0 and not m.values("reward_std").any():
         what = f"every reward of every step so far is {reward[0]:.4g}: nothing can be learned"
         yield "bad", "flat", "reward", what, "read some samples: is the reward right, is the task too hard?"
-    elif silent >= 0.5:
+    elif silent >= 0.5 and not to_go:
         what = f"{100 * silent:.0f} % of the groups have no signal{_side(reward)}: their tries all got the same reward"
         remedy = "larger groups, a higher temperature, prompts of another difficulty, no_signal=resample"
         yield "bad" if silent >= 0.9 else "warn", "no_signal", "frac_reward_zero_std", what, remedy

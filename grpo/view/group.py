@@ -26,7 +26,7 @@ MOST_CELLS = 1 << 18
 KNOWN = frozenset((
     "row", "group", "reward", "reward_parts", "rewards", "advantage", "status", "decisions", "teaching", "attempt",
     "length", "media", "data_row", "prompt", "completion", "stop", "tokens", "extras", "messages", "error", "traceback",
-    "actions", "observations", "weights", "arm",
+    "actions", "observations", "weights", "arm", "signal", "answer", "state", "action",
 ))  # fmt: skip
 """What has a place of its own; other keys of a row are shown as they are."""
 ARRAYS = ("advantage", "old_logp", "logp", "ref_logp", "sampled_logp", "entropy", "ratio", "kl", "term",
@@ -54,6 +54,7 @@ def detail(groups: Groups, step: int, group: int) -> Row:
         "group": group,
         "task": run.task,
         "prompt": next((_cut(row["prompt"]) for _, row in rows if isinstance(row.get("prompt"), str)), None),
+        "answer": next((_cut(row["answer"]) for _, row in rows if isinstance(row.get("answer"), str)), None),
         "prompt_key": key_text(int(index.groups_P["key"][place])),
         "mean": shown(index.groups_P["mean"][place]),
         "std": shown(index.groups_P["std"][place]),
@@ -94,6 +95,8 @@ def _sample(groups: Groups, number: int, row: Row, names: Sequence[str], weights
         found |= {"kind": "trace", "trace": _trace(row)}
     elif "arm" in row:
         found |= {"kind": "arm", "arm": row["arm"]}
+    elif "state" in row and "action" in row:
+        found |= {"kind": "pair", "state": _cut(_plain(row["state"])), "action": _cut(_plain(row["action"]))}
     for name in ("stop", "extras", "error", "traceback", "attempt", "data_row"):
         if row.get(name) is not None:
             found[name] = _cut(row[name]) if isinstance(row[name], str) else row[name]
@@ -263,7 +266,7 @@ def _arrays(
 def through_time(several: Sequence[Groups], key: int, limit: int) -> Row:
     """The groups with one prompt, by run and step."""
     entries: list[Row] = []
-    complete, scanned, of, prompt = True, 0, 0, None
+    complete, scanned, of, prompt, answer = True, 0, 0, None, None
     for groups in several:
         places, whole, done, steps = groups.with_prompt(key)
         complete, scanned, of = complete and whole, scanned + done, of + steps
@@ -275,8 +278,12 @@ def through_time(several: Sequence[Groups], key: int, limit: int) -> Row:
             prompt = prompt or next(
                 (_cut(row["prompt"]) for _, row in rows if isinstance(row.get("prompt"), str)), None
             )
+            answer = answer or next(
+                (_cut(row["answer"]) for _, row in rows if isinstance(row.get("answer"), str)), None
+            )
             entries.append(_entry(groups, line, rows))
-    return {"prompt": prompt, "entries": entries, "complete": complete, "scanned": scanned, "of": of, "notes": []}
+    told = {"prompt": prompt, "answer": answer}
+    return told | {"entries": entries, "complete": complete, "scanned": scanned, "of": of, "notes": []}
 
 
 def _entry(groups: Groups, line: Row, rows: Sequence[tuple[int, Row]]) -> Row:

@@ -111,6 +111,8 @@ class Tally:
     """Hashes of what was said."""
     flags: set[str] = field(default_factory=set)
     advantage: float = 0.0
+    signal: float | None = None
+    """Largest advantage of a single decision that teaches; None: the folder does not say."""
     key: int = 0
 
     def add(self, row: Row, weights: Sequence[float] | None) -> None:
@@ -119,6 +121,8 @@ class Tally:
         self.rewards += [] if reward is None else [reward]
         self.lengths.append(length_of(row))
         self.advantage = max(self.advantage, abs(finite(row.get("advantage")) or 0.0))
+        if (signal := finite(row.get("signal"))) is not None:
+            self.signal = max(self.signal or 0.0, abs(signal))
         if isinstance(text := row.get("completion"), str):
             self.texts.append(hash(text))
         if (status := row.get("status")) in ("truncated", "failed"):
@@ -136,12 +140,15 @@ class Tally:
         known, flags = self.rewards, set(self.flags)
         mean = sum(known) / len(known) if known else math.nan
         std = math.sqrt(sum((r - mean) * (r - mean) for r in known) / (len(known) - 1)) if len(known) > 1 else math.nan
+        equal = len(known) > 1 and max(known) - min(known) <= 1e-9 * max(1.0, abs(known[0]))
         if len(known) < 2:
             flags.add("unusable")
-        elif max(known) - min(known) <= 1e-9 * max(1.0, abs(known[0])):
+        elif equal if self.signal is None else self.signal == 0.0:
+            flags.add("no_signal")
+        if equal:
             right = known[0] >= high if high > low else known[0] > 0
             wrong = known[0] <= low if high > low else not right
-            flags |= {"no_signal", *(["all_right"] if right else ["all_wrong"] if wrong else [])}
+            flags |= {*(["all_right"] if right else ["all_wrong"] if wrong else [])}
         if len({*self.texts}) < len(self.texts):
             flags.add("duplicates")
         bits = sum(1 << bit for bit, badge in enumerate(BADGES) if badge in flags)

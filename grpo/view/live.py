@@ -56,7 +56,7 @@ class Watch:
                 self._step, self._sampled = run.metrics.step or -1, max(run.sample_steps(), default=-1)
                 events.append(("reset", {"generation": self._generation}))
             elif run.metrics.step is not None and run.metrics.step > self._step:
-                table = run.metrics.table(after=self._step)
+                table = run.table(run.metrics, self._step, 2000, None)
                 timing = {column: shown(value) for column, value in run.timing.last().items()}
                 events.append(("metrics", table | {"timing": timing}))
                 self._step = run.metrics.step

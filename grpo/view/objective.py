@@ -74,6 +74,10 @@ def describe(columns: Mapping[str, Any]) -> Row:
         "credit",
         "reduction",
         "whiten",
+        "entropy_coef",
+        "entropy_over",
+        "teacher_coef",
+        "teacher_in",
     )
     return {
         "known": True,

@@ -8,7 +8,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from grpo.run.folder import SCHEMA, FolderError, Row
 from grpo.run.inside import Gone, names_inside, open_inside
 from grpo.run.timing import time_split
 from grpo.view.about import key_of
-from grpo.view.advice import warnings
-from grpo.view.files import Stamp, Tail, finite, read_object, shown, stamp
+from grpo.view.advice import endings, warnings
+from grpo.view.files import Stamp, Tail, finite, read_object, shown, shown_all, stamp
 from grpo.view.objective import describe
 from grpo.view.panels import headline, panels
 from grpo.view.process import holder, resident_gib
 from grpo.view.series import Series
+from grpo.view.verdict import looked_at, verdict
 
 MOST_EVENTS = 10_000
 STOPPED = ("stopped", "interrupted", "preempted")
@@ -209,12 +210,20 @@ class Run:
         eta = None
         if rate is not None and summary["steps"] and summary["step"] is not None and summary["state"] == "running":
             eta = shown(max(summary["steps"] - summary["step"], 0) * rate)
+        ended = self.object("status.json").get("error") if summary["state"] == "crashed" else None
+        told = [
+            *endings(summary, rate, _text(ended), self.object_text("checkpoints/latest") is not None),
+            *warnings(self.metrics, self.task, self.events, self.recipe()),
+        ]
+        names = [self._score_name(self.settings()), "return", "reward", "-regret_total"]
         return summary | {
             "seconds_per_step": None if rate is None else shown(rate),
             "eta_seconds": eta,
             "elapsed_seconds": shown(self.timing.values("total").sum()),
             "memory": self._memory(summary["state"]),
-            "warnings": [*self._ends(summary, rate), *warnings(self.metrics, self.task, self.events)],
+            "warnings": told,
+            "verdict": verdict(self.metrics, [name for name in names if name], summary["state"] == "running"),
+            "checks": looked_at(self.metrics, self.task, told),
         }
 
     def detail(self) -> Row:
@@ -263,7 +272,18 @@ class Run:
         """Curves, with the entry of the documentation that explains each."""
         table = series.table(after, points, names)
         keys = {name: key for name in table["columns"] if (key := key_of(name)) is not None}
-        return table | {"about": keys}
+        return table | {"about": keys, "clock": shown_all(self._clock(np.array(table["step"], float)))}
+
+    def _clock(self, steps: np.ndarray) -> np.ndarray:
+        """Seconds of training by the end of each step; steps whose line was thinned out took as long as the next."""
+        at = np.array(self.timing.steps)
+        total = np.array(self.timing.columns.get("total", ()))
+        known = np.isfinite(total)
+        if not known.any():
+            return np.full(len(steps), np.nan)
+        at, total = at[known], total[known]
+        passed = np.cumsum(total * np.maximum(np.diff(at, prepend=0.0), 0.0))
+        return np.interp(steps, at, passed, left=np.nan)
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -318,30 +338,6 @@ class Run:
             if name in last:
                 found.setdefault(key, shown(last[name]))
         return found or None
-
-    def _ends(self, summary: Row, rate: float | None) -> Iterator[Row]:
-        """A run that is over without having said so, or that says nothing."""
-        if summary["state"] == "crashed":
-            why = f" ({summary['reason']})" if summary["reason"] else ""
-            yield {
-                "level": "bad",
-                "code": "crashed",
-                "metric": None,
-                "step": summary["step"],
-                "message": f"the run ended before it was done{why}",
-                "remedy": f"grpo train --resume {self.path} goes on from its last checkpoint, with --trust if it "
-                "names code of yours (rewards, an environment)",
-            }
-        silent = time.time() - (summary["updated"] or time.time())
-        if summary["state"] == "running" and rate is not None and silent > max(60.0, 10 * rate):
-            yield {
-                "level": "warn",
-                "code": "stalled",
-                "metric": None,
-                "step": summary["step"],
-                "message": f"no step for {silent:.0f} s; one usually takes {rate:.3g} s",
-                "remedy": "an evaluation, a slow reward, or a process that hangs",
-            }
 
     def _updated(self) -> float | None:
         times = []

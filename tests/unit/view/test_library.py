@@ -79,7 +79,7 @@ def test_a_run_that_holds_its_lock_is_running_and_one_that_lost_it_has_crashed(t
         assert lines(library)["run"]["state"] == "running"
         assert library.answer("/api/runs/run")["memory"]["host_gib"] > 0
     assert lines(library)["run"]["state"] == "crashed"
-    assert "resume" in warned(library, "run")["crashed"]["remedy"]
+    assert "no checkpoint" in warned(library, "run")["crashed"]["remedy"]
 
 
 def test_looking_never_takes_the_lock(tmp_path):
