@@ -94,9 +94,10 @@ What became of every field of TRL {version}'s `GRPOConfig`, its own and those it
 `grpo.language.GRPOConfig`, in a YAML file or as a flag. The page is made from `grpo/language/compat/trl.py` by
 `docs/make_pages.py`; `grpo config --dialects` prints the words of every system.
 
-A refused field is an error with its reason, unless the value is TRL's own default, which asks for nothing. A setting
-that cannot change anything where it is given (`ref_model_mixup_alpha` without a reference that follows) is an error
-too.
+An accepted field is told of in one line when a run starts (`note: accepted, and not needed here: …`), and scripts can
+read it back. A refused field is an error with its reason, unless the value is TRL's own default, which asks for
+nothing. A setting that cannot change anything where it is given (`ref_model_mixup_alpha` without a reference that
+follows) is an error too.
 
 {table}"""
 

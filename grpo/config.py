@@ -263,6 +263,16 @@ class GRPOConfig(Worded):
         """What foreign spellings became."""
         return list(self._translations)
 
+    @property
+    def not_needed(self) -> dict[str, str]:
+        """Foreign settings that were given and have the same outcome whatever they say, each with why."""
+        known = spellings(self._spoken, self.words)
+        found = {key_of(item.key): item.value for item in self.translations}
+        asked = {key: value for key, value in found.items() if key in known and known[key].accepted}
+        return {
+            key: known[key].default for key, value in asked.items() if value not in (None, [], {}, known[key].theirs)
+        }
+
     def title(self, given: Collection[str], preset: str) -> str:
         """What a person would call a run with these settings; `given`: those that no preset brought."""
         return preset
@@ -297,6 +307,8 @@ class GRPOConfig(Worded):
         for item in self.translations:
             if key_of(item.key) == spelling.key and all(getattr(self, n) == v for n, v in item.settings.items()):
                 return item.value
+        if spelling.accepted:
+            return spelling.theirs
         ours = f"it is {spelling.becomes} here" if spelling.becomes else "it asks for nothing here"
         raise AttributeError(f"{spelling.key} was not given; {ours}")
 

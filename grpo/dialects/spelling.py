@@ -29,6 +29,10 @@ class Spelling:
     far, to our settings by key."""
     refused: bool = False
     """Any value but the system's own default is an error that gives `default` as the reason."""
+    accepted: bool = False
+    """Any value will do: the outcome is the same here, for the reason that `default` gives."""
+    theirs: Any = None
+    """Of an accepted one, what its system has where nothing is said: scripts read such settings back."""
 
 
 Words = Mapping[str, tuple[Spelling, ...]]
@@ -150,6 +154,11 @@ def always(key: str, note: str) -> Spelling:
         return {}
 
     return Spelling(key, "", note, convert)
+
+
+def accept(key: str, why: str, theirs: Any = None) -> Spelling:
+    """A key whose every value has the same outcome here; whoever gives one is told why, in a line."""
+    return Spelling(key, "", why, lambda value: {}, accepted=True, theirs=theirs)
 
 
 def refuse(key: str, why: str, *neutral: Any) -> Spelling:

@@ -85,6 +85,9 @@ class Around:
     def _begin(self, trainer: Trainer) -> dict[str, float | None]:
         """Learn from references where that was asked for, and try the rewards."""
         config, source, found = self._parts.config, self._parts.source, dict[str, float | None]()
+        if self._watched() and (unneeded := config.not_needed):
+            told = "; ".join(f"{name} ({why})" for name, why in unneeded.items())
+            print(printable(f"note: accepted, and not needed here: {told}"))
         if config.eval_on_start:
             found |= {f"before/{name}": value for name, value in source.evaluate(0).items()}
         if config.warm_start_steps:

@@ -14,6 +14,7 @@ from grpo.dialects.spelling import (
     Soft,
     Spelling,
     absent,
+    accept,
     always,
     choice,
     given,
@@ -43,15 +44,16 @@ def batches(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Sett
     update = device * accumulated
     sampled = number.get("generation_batch_size", device * number.get("steps_per_generation", accumulated))
     group = whole(ours.get("group_size", 8))
-    step = max(sampled, update)  # sampled in smaller parts for one update: the weights are the same for all of them
-    if min(number.values()) < 1 or step % group or step % min(sampled, update):
+    if min(number.values()) < 1 or sampled % group:
         told = ", ".join(f"{key}={value}" for key, value in number.items())
         raise ValueError(
-            f"{told}: {step} completions a step are not whole groups of {group} (num_generations) in whole batches; "
-            f"give prompts_per_step={max(step // group, 1)} instead, which needs no such care"
+            f"{told}: {sampled} completions a step are not whole groups of {group} (num_generations); "
+            f"give prompts_per_step={max(sampled // group, 1)} instead, which needs no such care"
         )
-    found: Settings = {"groups_per_step": step // group}
-    if update < step:
+    # Sampled in smaller parts for one update: the weights are the same for all of them.
+    groups = max(sampled // group, -(-update // group))
+    found: Settings = {"groups_per_step": groups}
+    if update < groups * group and sampled > update:
         found |= {"rows_per_minibatch": update} if update % group else {"groups_per_minibatch": update // group}
     return {next(iter(number)): found}
 
@@ -185,11 +187,12 @@ def reference(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Se
     return found
 
 
-_ONE_PROCESS = "a run is one process on one device"
-_EVALUATION = "held-out prompts are sampled and judged by the rewards; see eval_samples and eval_prompts"
+_SHARDED = "weights are divided among ranks by shard=weights (states, gradients), started with torchrun or --ranks"
+_EVALUATION = "held-out prompts are sampled and judged by the rewards, a batch at a time; there is nothing to gather"
 _LOADER = "prompts are small and read in this process; dataset_num_proc tokenises them beforehand"
 _ENTROPY = "the bonus has one weight, entropy_coef"
 _COMPILE = "torch_compile uses inductor in its default mode"
+_PRECISE = "evaluation uses the weights as they are trained, in the precision of dtype"
 _HUB = "push_to_hub uploads once, when training ends; trainer.push_to_hub() at any time"
 
 FIELDS = (
@@ -213,27 +216,26 @@ FIELDS = (
              choice({"adamw_torch": {}, "adamw_torch_fused": {}})),
     refuse("optim_args", "AdamW has adam_beta1, adam_beta2, adam_epsilon and weight_decay"),
     refuse("optim_target_modules", "low-rank optimizers are not made here; lora_rank trains fewer weights"),
-    refuse("label_smoothing_factor", "there are no labels, only sampled tokens", 0, 0.0),
+    accept("label_smoothing_factor", "there are no labels, only sampled tokens", 0.0),
     refuse("neftune_noise_alpha", "noise on embeddings would make old and new log-probs differ"),
     # precision and memory
     Spelling("bf16", "dtype", "on where fp16 is off; as there, products are in bfloat16 and trained weights in float32",
              when({"dtype": "bfloat16"}, {"dtype": Soft("float32")})),
     Spelling("fp16", "dtype", "false; there is no loss scaling here, bfloat16 is safer",
              when({"dtype": "float16"})),
-    refuse("bf16_full_eval", "evaluation uses the weights as they are trained; see dtype"),
-    refuse("fp16_full_eval", "evaluation uses the weights as they are trained; see dtype"),
+    accept("bf16_full_eval", _PRECISE, False),
+    accept("fp16_full_eval", _PRECISE, False),
     refuse("tf32", "call torch.set_float32_matmul_precision yourself"),
     Spelling("use_cpu", "device", "false", when({"device": "cpu"})),
-    refuse("gradient_checkpointing_kwargs", "checkpoints are always of the kind that is not reentrant",
-           {"use_reentrant": False}),
-    refuse("torch_compile_backend", _COMPILE),
-    refuse("torch_compile_mode", _COMPILE),
-    refuse("use_liger_kernel", "log-probs are computed in tiles already, without a table of tokens × vocabulary"),
-    refuse("liger_kernel_config", "log-probs are computed in tiles already"),
-    refuse("use_cache", "a scoring pass needs no cache; engines have their own"),
-    refuse("torch_empty_cache_steps", "call torch.cuda.empty_cache yourself, between steps"),
-    refuse("cast_lm_head_to_fp32", "the softmax is in float32, the head in the weights' dtype; dtype=float32 has both"),
-    refuse("pad_to_multiple_of", "rows are packed or padded to the longest; see packing", "auto"),
+    accept("gradient_checkpointing_kwargs", "layers are computed again in one way; the gradients are the same"),
+    accept("torch_compile_backend", _COMPILE),
+    accept("torch_compile_mode", _COMPILE),
+    accept("use_liger_kernel", "log-probs are computed in tiles, without a table of tokens × vocabulary", False),
+    accept("liger_kernel_config", "log-probs are computed in tiles already"),
+    accept("use_cache", "a scoring pass needs no cache; engines have their own", False),
+    accept("torch_empty_cache_steps", "memory is let go of when a pass runs out of it"),
+    accept("cast_lm_head_to_fp32", "log-probs are computed in float32, whatever the head's weights are kept in", False),
+    accept("pad_to_multiple_of", "rows are packed, or padded to the longest; padding never counts", "auto"),
     # the model
     Spelling("model_init_kwargs", "model_kwargs, dtype, attention", "none; what we have a word for becomes that",
              lambda value: {} if absent(value) else _model_kwargs(value)),
@@ -244,16 +246,16 @@ FIELDS = (
     Spelling("train_sampling_strategy", "shuffle", "random",
              choice({"random": {}, "sequential": {"shuffle": False}})),
     refuse("data_seed", "everything random comes from seed"),
-    refuse("remove_unused_columns", "every column reaches the rewards"),
-    refuse("label_names", "there are no labels"),
-    refuse("length_column_name", "lengths are counted in tokens; see max_prompt_length", "length"),
-    refuse("dataloader_drop_last", "the order runs over into the next epoch; no prompt is dropped"),
-    refuse("dataloader_num_workers", _LOADER, 0),
-    refuse("dataloader_pin_memory", _LOADER, True),
-    refuse("dataloader_persistent_workers", _LOADER),
-    refuse("dataloader_prefetch_factor", _LOADER),
-    refuse("dataloader_multiprocessing_context", _LOADER),
-    refuse("dataloader_in_order", _LOADER, True),
+    accept("remove_unused_columns", "every column reaches the rewards, which take those they name", False),
+    accept("label_names", "there are no labels"),
+    accept("length_column_name", "lengths are counted in tokens", "length"),
+    accept("dataloader_drop_last", "the order runs over into the next epoch, so that batches are always full", False),
+    accept("dataloader_num_workers", _LOADER, 0),
+    accept("dataloader_pin_memory", _LOADER, True),
+    accept("dataloader_persistent_workers", _LOADER, False),
+    accept("dataloader_prefetch_factor", _LOADER),
+    accept("dataloader_multiprocessing_context", _LOADER),
+    accept("dataloader_in_order", _LOADER, True),
     refuse("ignore_data_skip", "resumption is exact: it goes on with the prompts that come next"),
     # sampling
     Spelling("top_k", "top_k", "0; -1 and none too are all tokens", _top_k),
@@ -263,7 +265,7 @@ FIELDS = (
     Spelling("generation_kwargs", "top_k, min_p, stop", "none; those we have a word for",
              lambda value: {} if absent(value) else _generation_kwargs(value)),
     Spelling("chat_template_kwargs", "chat_template_kwargs", "none", given("chat_template_kwargs", _block)),
-    refuse("cache_implementation", "the engine chooses its cache"),
+    accept("cache_implementation", "the engine chooses its cache; what is sampled is the same"),
     Spelling("use_vllm", "engine, mismatch, mismatch_level, mismatch_high", "false; on, with TRL's correction of what "
              "the two compute differently", together=_mismatch),
     Spelling("vllm_mode", "engine_kwargs", "colocate: in this process; server: base_url", together=_server),
@@ -271,7 +273,7 @@ FIELDS = (
     Spelling("vllm_server_host", "engine_kwargs", "0.0.0.0", together=_server),
     Spelling("vllm_server_port", "engine_kwargs", "8000", together=_server),
     Spelling("vllm_server_timeout", "engine_kwargs", "240, as ours: deadline", _engine("deadline")),
-    refuse("vllm_group_port", "weights reach a server through files, not a process group", 51216),
+    accept("vllm_group_port", "weights reach a server through files, not a process group", 51216),
     Spelling("vllm_gpu_memory_utilization", "engine_kwargs", "0.3", _engine("gpu_memory_utilization")),
     Spelling("vllm_max_model_length", "engine_kwargs", "none: the model's", _engine("max_model_len")),
     Spelling("vllm_tensor_parallel_size", "engine_kwargs", "1", _engine("tensor_parallel_size")),
@@ -281,8 +283,8 @@ FIELDS = (
            "reward regex:PATTERN"),
     Spelling("use_transformers_continuous_batching", "engine", "false", when({"engine": "transformers"})),
     Spelling("use_transformers_paged", "engine", "false", when({"engine": "transformers"})),
-    refuse("transformers_continuous_batching_config", "the engine transformers runs its own generate"),
-    refuse("ds3_gather_for_generation", _ONE_PROCESS, True),
+    accept("transformers_continuous_batching_config", "the engine batches by itself; what is sampled is the same"),
+    accept("ds3_gather_for_generation", "an engine has whole weights, however they are divided for the update", True),
     # the algorithm
     Spelling("loss_type", "loss_type, scale, epsilon_high, mask_truncated, drop_no_signal",
              "dapo; ours grpo. There it is the reduction alone: dr_grpo keeps the std, dapo has no further clip or "
@@ -313,55 +315,58 @@ FIELDS = (
              given("max_turns", lambda value: whole(value) + 1)),
     # evaluation
     Spelling("num_generations_eval", "eval_samples", "as num_generations; ours 1, greedy", given("eval_samples")),
-    refuse("per_device_eval_batch_size", "rows_per_generation bounds what is sampled at a time", 8),
-    refuse("eval_delay", _EVALUATION, 0, 0.0),
-    refuse("eval_do_concat_batches", _EVALUATION, True),
-    refuse("eval_use_gather_object", _EVALUATION),
-    refuse("eval_accumulation_steps", _EVALUATION),
-    refuse("include_for_metrics", _EVALUATION, []),
-    refuse("batch_eval_metrics", _EVALUATION),
-    refuse("prediction_loss_only", _EVALUATION),
+    accept("per_device_eval_batch_size", "rows_per_generation bounds what is sampled at a time; the metrics stay", 8),
+    refuse("eval_delay", "evaluations come every eval_steps, from the first such step on", 0, 0.0),
+    accept("eval_do_concat_batches", _EVALUATION, True),
+    accept("eval_use_gather_object", _EVALUATION, False),
+    accept("eval_accumulation_steps", _EVALUATION),
+    accept("include_for_metrics", _EVALUATION),
+    accept("batch_eval_metrics", _EVALUATION, False),
+    accept("prediction_loss_only", _EVALUATION, False),
     # logging
     always("log_completions", "samples are kept in the run folder, every sample_every steps"),
     refuse("num_completions_to_print", "look at the samples in the run folder; see sample_every"),
     refuse("log_unique_prompts", "samples are kept in whole groups"),
     refuse("log_multimodal", "prompts are text", True),
     refuse("log_completions_hub_repo", "samples stay in the run folder"),
-    refuse("logging_first_step", "trackers get every log_every-th step, the run folder all of them"),
+    accept("logging_first_step", "log_history and the run folder have every step", False),
     always("logging_nan_inf_filter", "nothing is hidden: a loss that is not finite is counted, then stops the run"),
-    refuse("log_on_each_node", _ONE_PROCESS, True),
-    refuse("log_level", "use Python's warnings filters", "passive"),
-    refuse("log_level_replica", _ONE_PROCESS, "warning"),
-    refuse("include_num_input_tokens_seen", "completion lengths are among the metrics", "no", False),
-    refuse("disable_tqdm", "without a terminal progress is a line a step; train(progress=None) is silent"),
+    accept("log_on_each_node", "the first process alone reports", True),
+    accept("log_level", "nothing is logged below warnings; Python's warnings filters say which are shown", "passive"),
+    accept("log_level_replica", "the first process alone reports", "warning"),
+    accept("include_num_input_tokens_seen", "num_tokens is among the metrics of every step", "no"),
+    accept("disable_tqdm", "there is no tqdm bar; train(progress=None) is silent"),
     refuse("trackio_space_id", "set trackio's own environment variables"),
     refuse("trackio_bucket_id", "set trackio's own environment variables"),
     refuse("trackio_static_space_id", "set trackio's own environment variables"),
     # checkpoints and output
-    refuse("save_only_model", "a checkpoint holds what exact resumption needs; save_model() writes the model alone"),
-    refuse("save_on_each_node", _ONE_PROCESS),
+    accept("save_only_model", "a checkpoint holds what exact resumption needs, the model among it", False),
+    accept("save_on_each_node", "the first process alone writes, once", False),
     always("enable_jit_checkpoint", "SIGTERM ends a run with a checkpoint"),
     refuse("load_best_model_at_end", "the best checkpoint is kept beside the last: eval, chat and export take it"),
-    refuse("restore_callback_states_from_checkpoint", "resumption is exact, and there are no callbacks"),
-    refuse("resume_from_checkpoint", "give it to train(resume_from_checkpoint=…), or `grpo train --resume RUN`"),
+    refuse("restore_callback_states_from_checkpoint", "a checkpoint holds nothing of callbacks"),
+    accept("resume_from_checkpoint", "it is for scripts to read; give it to train(resume_from_checkpoint=…)"),
     refuse("hub_token", "a secret is no setting: `hf auth login`, or HF_TOKEN in the environment"),
     Spelling("hub_private_repo", "hub_private", "none: the account's default; ours true",
              given("hub_private", truth)),
     refuse("hub_strategy", _HUB, "every_save", "end"),
-    refuse("hub_always_push", _HUB),
+    accept("hub_always_push", "the upload at the end waits for nothing", False),
     refuse("hub_revision", _HUB),
     # machinery
     refuse("full_determinism", "on a CPU runs repeat bit for bit; else call torch.use_deterministic_algorithms"),
-    *(refuse(key, _ONE_PROCESS, *neutral) for key, *neutral in (
-        ("accelerator_config",), ("parallelism_config",), ("ddp_find_unused_parameters",), ("ddp_bucket_cap_mb",),
-        ("ddp_broadcast_buffers",), ("ddp_static_graph",), ("ddp_backend",), ("ddp_timeout", 1800), ("fsdp", []),
-        ("fsdp_config", {}), ("deepspeed",), ("local_rank", -1),
+    accept("accelerator_config", "batches are made here, and shared among ranks by their place"),
+    *(accept(key, "ranks add up gradients in one fixed order, without DDP", *theirs) for key, *theirs in (
+        ("ddp_find_unused_parameters",), ("ddp_bucket_cap_mb",), ("ddp_broadcast_buffers",), ("ddp_static_graph",),
+        ("ddp_backend",), ("ddp_timeout", 1800),
     )),
+    accept("local_rank", "the launcher says it, in the environment", -1),
+    *(refuse(key, _SHARDED, *neutral) for key, *neutral in (("fsdp", []), ("fsdp_config", {}), ("deepspeed",))),
+    refuse("parallelism_config", "a model is divided by shard=weights alone, or by vLLM for sampling"),
     refuse("debug", "use torch's own tools", []),
-    refuse("skip_memory_metrics", "use torch's own profiler", True),
-    refuse("do_train", "call trainer.train()"),
-    refuse("do_eval", "call trainer.evaluate()"),
-    refuse("do_predict", "call trainer.evaluate()"),
+    accept("skip_memory_metrics", "timing.jsonl has the memory of every step", True),
+    accept("do_train", "it is for scripts to read; call trainer.train()", False),
+    accept("do_eval", "it is for scripts to read; call trainer.evaluate()", False),
+    accept("do_predict", "it is for scripts to read; call trainer.predict()", False),
 )  # fmt: skip
 """Fields of TRL's GRPOConfig."""
 

@@ -1,4 +1,4 @@
-"""Every field of TRL 1.16's GRPOConfig, its own and those it inherits: implemented, mapped, or refused with the reason.
+"""Every field of TRL 1.16's GRPOConfig, its own and those it inherits: implemented, mapped, accepted, or refused.
 
 The words and their conversion live in `grpo.language.compat.dialect`; this table adds the fields that are ours by the
 same name. `docs/trl.md` is made from it.
@@ -19,7 +19,7 @@ from grpo.run.dialect import RUN
 class Field:
     """What became of one of TRL's fields."""
 
-    verdict: Literal["implemented", "mapped", "refused"]
+    verdict: Literal["implemented", "mapped", "accepted", "refused"]
     ours: str
     """Our name; empty where nothing needs to be said, or nothing can be."""
     note: str
@@ -57,7 +57,8 @@ OF_THE_RUN = (
 
 def _spelled(spelling: Spelling, block: str = "") -> Field:
     names = [name.strip() for name in spelling.becomes.split(",") if name.strip()]
-    verdict: Any = "refused" if spelling.refused else "implemented" if spelling.key in names else "mapped"
+    unread = "refused" if spelling.refused else "accepted" if spelling.accepted else None
+    verdict: Any = unread or ("implemented" if spelling.key in names else "mapped")
     return Field(verdict, ", ".join(block + name for name in names), spelling.default)
 
 
@@ -75,20 +76,20 @@ def table_markdown(defaults: Mapping[str, Any]) -> str:
     titles = {
         "implemented": "Implemented: the same name",
         "mapped": "Mapped: another name, or always so",
+        "accepted": "Accepted: the outcome is the same, and a line says why",
         "refused": "Refused, with the reason",
     }
     lines: list[str] = []
     for verdict, title in titles.items():
         names = [name for name in defaults if FIELDS[name].verdict == verdict]
         lines += [f"## {title} ({len(names)})", ""]
-        head = (
-            ("field", "TRL's default", "reason") if verdict == "refused" else ("field", "TRL's default", "ours", "note")
-        )
+        short = verdict in ("accepted", "refused")
+        head = ("field", "TRL's default", "reason") if short else ("field", "TRL's default", "ours", "note")
         lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         for name in names:
             field = FIELDS[name]
             ours = ", ".join(f"`{word.strip()}`" for word in field.ours.split(",") if word.strip()) or "always so"
-            cells = [f"`{name}`", f"`{defaults[name]!r}`", *([] if verdict == "refused" else [ours]), field.note]
+            cells = [f"`{name}`", f"`{defaults[name]!r}`", *([] if short else [ours]), field.note]
             lines.append("| " + " | ".join(cells).rstrip() + " |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"

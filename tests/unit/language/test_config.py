@@ -113,6 +113,26 @@ def test_words_about_the_run_that_are_wrong(given, message):
         ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "steps_per_generation": 2}, 4, None),
         ({"per_device_train_batch_size": "8", "num_generations": "4"}, 2, None),
         ({"per_device_train_batch_size": None, "prompts_per_step": 3}, 3, None),
+        (
+            {
+                "per_device_train_batch_size": 6,
+                "gradient_accumulation_steps": 3,
+                "steps_per_generation": 4,
+                "num_generations": 4,
+            },
+            6,
+            ("rows_per_minibatch", 18),
+        ),
+        (
+            {
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 3,
+                "steps_per_generation": 2,
+                "num_generations": 4,
+            },
+            2,
+            None,
+        ),
     ],
     ids=str,
 )
@@ -254,7 +274,7 @@ def test_words_about_the_model_and_sampling(given, ours):
         ({"generation_kwargs": {"top_k": 4}, "top_k": 5}, "both set top_k"),
         ({"vllm_mode": "remote"}, "is not one of colocate, server"),
         ({"num_generation": 4}, "unknown setting 'num_generation'; did you mean \"num_generations\"?"),
-        ({"deepspeed": "zero3.json"}, "deepspeed: not done here: a run is one process on one device"),
+        ({"deepspeed": "zero3.json"}, "deepspeed: not done here: weights are divided among ranks by shard=weights"),
     ],
     ids=str,
 )

@@ -99,6 +99,21 @@ def test_a_field_that_is_refused_says_why_unless_it_asks_for_nothing(name):
     assert str(caught.value) == f"{name}: not done here: {FIELDS[name].note}"
 
 
+@pytest.mark.parametrize("name", of("accepted"))
+def test_a_field_with_the_same_outcome_whatever_it_says_is_accepted_and_told_of(name):
+    plain, given = LanguageConfig(), LanguageConfig(**{name: example(name)})
+    assert given.model_dump() == plain.model_dump() and given.run == plain.run
+    assert given.not_needed == {name: FIELDS[name].note} and not plain.not_needed
+    assert getattr(given, name) == example(name)  # scripts read their settings back
+    default = [] if DEFAULTS[name] == [] else DEFAULTS[name]
+    assert (getattr(plain, name) or None) == (default or None)
+    assert not LanguageConfig(**{name: DEFAULTS[name]}).not_needed
+
+
+def test_few_fields_are_refused():
+    assert len(of("refused")) <= 34
+
+
 def test_every_accepted_field_but_those_that_would_be_idle_takes_trl_s_default():
     idle = [*BESIDE, "ref_model_sync_steps"]
     LanguageConfig(**{name: value for name, value in DEFAULTS.items() if name not in idle})
@@ -107,4 +122,4 @@ def test_every_accepted_field_but_those_that_would_be_idle_takes_trl_s_default()
 def test_the_page_has_a_line_for_every_field():
     page = table_markdown(DEFAULTS)
     assert all(f"\n| `{name}` |" in page for name in DEFAULTS)
-    assert "always so" in page and page.count("\n## ") == 2
+    assert "always so" in page and page.count("\n## ") == 3
