@@ -1,11 +1,13 @@
 """Write the pages that are made from the code. Run by `make docs`; the result is committed."""
 
+import argparse
 import json
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+from grpo import cli
 from grpo.app.coming_from import SYSTEMS, markdown
 from grpo.app.explain import settings_text
 from grpo.app.settings import preset_names
@@ -58,15 +60,31 @@ learns from 16 of them. All 64 are rewarded and all are compared with, so that m
 Both papers take mean and deviation of the chosen tries; here they are of all that were sampled.
 """
 
-WORLDMODEL = """\
-# World-model settings
+SETTINGS = """\
+# {title}
 
-What `grpo train worldmodel --settings` prints: every setting, its default and its meaning.
+What `grpo train{task} --settings` prints: every setting, its default and its meaning.{more}
 
 ```text
 {text}
 ```
 """
+
+ROOMS = {
+    "shared": ("Settings of every room", None, " They are all that a policy of your own and the bandit have."),
+    "control": ("Control settings", "control", ""),
+    "language": ("Language settings", "language", " TRL's words for them: [TRL's settings](trl.md)."),
+    "worldmodel": ("World-model settings", "worldmodel", ""),
+}
+"""Page, title, task and what else is to be said of each list of settings."""
+
+CLI = """\
+# The command
+
+Made by `docs/make_pages.py` from the command itself; `grpo COMMAND --help` prints the same. Exit codes: 0 done, 1
+failed, 2 a mistake in what was asked for, 75 preempted, 130 interrupted.
+
+{commands}"""
 
 CONTROL = """\
 # Control presets
@@ -199,6 +217,40 @@ Made by `docs/make_pages.py`; `grpo config --dialects {name}` prints the same. A
 names the nearest; a refused one says why, unless its value is that system's own default, which asks for nothing."""
 
 
+def settings(room: str) -> str:
+    """Every setting of a room."""
+    title, task, more = ROOMS[room]
+    told = {"title": title, "task": f" {task}" if task else "", "more": more}
+    return SETTINGS.format(**told, text=settings_text(task).rstrip())
+
+
+def commands() -> str:
+    """Every command with its usage and options."""
+    parser = cli._parser()
+    made = next(action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return CLI.format(commands="\n".join(_command(name, command) for name, command in made.items()))
+
+
+def _command(name: str, command: argparse.ArgumentParser) -> str:
+    """One command; its options are laid out here, because argparse does so differently in every version of Python."""
+    lines = [f"## grpo {name}", "", f"{(command.description or '').strip().capitalize()}.", ""]
+    lines += [f"~~~text\n{(command.usage or f'grpo {name} [options]').strip()}\n~~~", ""]
+    lines += ["| option | does |", "|---|---|"]
+    for action in command._actions:
+        if action.help == argparse.SUPPRESS:
+            continue
+        value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+        words = action.option_strings or [str(value)]
+        shown = ", ".join(f"`{word}`" for word in words)
+        if action.option_strings and action.nargs != 0:
+            shown += f" `{' '.join(value) if isinstance(value, tuple) else value}`"
+        does = (action.help or "").replace("%%", "%").replace("%(default)s", str(action.default))
+        lines.append("| {} | {} |".format(*(cell.replace("|", "\\|") for cell in (shown, does))))
+    if command.epilog:
+        lines += ["", f"~~~text\n{command.epilog.strip()}\n~~~"]
+    return "\n".join([*lines, ""])
+
+
 def reliability() -> str:
     """The promises, their tests, and what happens when a protection is taken out."""
     script = runpy.run_path(str(ROOT / "scripts" / "mutations.py"))
@@ -307,7 +359,8 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "recipes.md": RECIPES.format(table=table_markdown().strip()),
         DOCS / "control_presets.md": control(),
-        DOCS / "worldmodel_settings.md": WORLDMODEL.format(text=settings_text("worldmodel").rstrip()),
+        **{DOCS / f"{room}_settings.md": settings(room) for room in ROOMS},
+        DOCS / "reference" / "cli.md": commands(),
         DOCS / "trl.md": fields(),
         DOCS / "speed.md": speed(),
         DOCS / "gsm8k.md": gsm8k(),
