@@ -18,10 +18,11 @@ lives on between calls. What the next step depends on is in `parameters()` or in
     reports = make_trainer(BanditConfig(seed=1)).train(steps=100)
     sum(report["regret"] for report in reports)
 
-The defaults are the preset: GRPO by the book, plain gradient steps, and weight decay on the logits. A phase in which
-all arms pay alike teaches nothing, so the decay pulls the policy back to uniform play, from where it finds the next
-best arm. It pulls in proportion to the logits, however certain the policy is; an entropy bonus would pull in proportion
-to the probability of the arms it should bring back, which is next to nothing when it matters.
+The defaults are the preset's, whose payoffs begin with an arm that pays best: GRPO by the book, plain gradient steps,
+and weight decay on the logits. A phase in which all arms pay alike teaches nothing, so the decay pulls the policy back
+to uniform play, from where it finds the next best arm. It pulls in proportion to the logits, however certain the policy
+is; an entropy bonus would pull in proportion to the probability of the arms it should bring back, which is next to
+nothing when it matters.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PAYOFFS = (FLAT, (0.1, 0.2, 0.0, 0.8, 0.3), FLAT, (0.7, 0.1, 0.3, 0.2, 0.0), FLA
 
 # 1. the settings
 class BanditConfig(GRPOConfig):
-    """The algorithm's settings with the bandit's own; the defaults are the preset `grpo train bandit`."""
+    """The algorithm's settings with the bandit's own; `grpo train bandit` has other payoffs."""
 
     blocks: ClassVar[Blocks] = extended(
         GRPOConfig.blocks, {"arms": ("payoffs", "phase_length", "noise"), "update": ("optimizer",)}

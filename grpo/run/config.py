@@ -51,7 +51,7 @@ class RunConfig(Worded):
     env_steps: int | None = Field(None, ge=1)
     """Ends the run after so many environment steps, where the task counts them."""
     sample_every: int = Field(10, ge=1)
-    """Steps between samples of what was tried and how it was judged."""
+    """Steps between samples of what was tried and how it was judged; the first and the last step are always kept."""
     keep_samples: int | None = Field(500, ge=2)
     """Samples that stay, half of them the newest, older ones ever further apart; up to half as many more meanwhile.
     None: all."""

@@ -253,8 +253,12 @@ class RunFolder:
         for left in (*self.path.rglob(".*.tmp"), *self.path.rglob(".*.tmp.mp4")):  # a write that was cut
             remove_inside(self.path, str(left.relative_to(self.path)))
         self._sift(lambda row: row["step"] <= step)
+        self.drop_samples(lambda at: at > step)
+
+    def drop_samples(self, going: Callable[[int], bool]) -> None:
+        """Remove groups and films of some steps."""
         for name in names_inside(self.path, "samples"):
-            if (named := _SAMPLES.fullmatch(name)) and int(named[1]) > step:
+            if (named := _SAMPLES.fullmatch(name)) and going(int(named[1])):
                 remove_inside(self.path, f"samples/{name}")
 
     def thin_lines(self, now: int, keep: int, evaluate_every: int | None) -> int:
@@ -268,9 +272,9 @@ class RunFolder:
         return self._sift(stay)
 
     def thin_samples(self, now: int, every: int, keep: int) -> int:
-        """Let groups of older steps go, but for every so many, and those of which there are films. How many went."""
-        filmed = self.film_steps()
-        going = [step for step in self.sample_steps() if not stays(step, now, every, keep) and step not in filmed]
+        """Let groups of older steps go, but for the first, every so many, and those with films. How many went."""
+        staying = {1, *self.film_steps()}
+        going = [step for step in self.sample_steps() if not stays(step, now, every, keep) and step not in staying]
         for step in going:
             for suffix in (".jsonl", ".npz"):  # in this order: a listed step is complete
                 remove_inside(self.path, f"samples/step-{step:08d}{suffix}")

@@ -29,6 +29,7 @@ from grpo.capabilities import Headlines, Timed
 from grpo.errors import SamplesFailed
 from grpo.protocols import State
 from grpo.run import checkpoint, thinning
+from grpo.run.films import SELDOM
 from grpo.run.folder import Elsewhere, RunFolder
 from grpo.run.lock import locked
 from grpo.run.output import standing
@@ -59,7 +60,7 @@ class Options:
     best_by: str = "reward"
     """A metric; with a leading minus the lowest is the best."""
     sample_every: int | None = 10
-    """Steps between groups that are kept to look at; None: never."""
+    """Steps between groups that are kept to look at, the first and the last step's beside them; None: never."""
     sample_groups: int | None = 4
     """How many of them; None: all of the step."""
     keep_samples: int | None = None
@@ -185,10 +186,12 @@ def _taken_up(
 
 def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, shown: Progress) -> None:
     """Step after step, until there are enough, or somebody or something ends it."""
-    trainer = session.trainer
+    trainer, kept, report = session.trainer, 0, None
     judged_by_evaluation = bool(how.keep_best) and how.best_by.removeprefix("-").startswith("eval/")
     every, waited = min(how.checkpoint_every or steps, steps), Waited(how.checkpoint_minutes, how.clock)
     session.agree(asked)
+    if how.sample_every and trainer.steps_done < steps:
+        session.go_on(how.sample_every)
     while session.over(asked) is None and trainer.steps_done < steps:
         report = session.step()
         if report is None:
@@ -197,8 +200,9 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         due = _due(report.step, how.evaluate_every)
         row = session.record(report, how.evaluate if due else None)
         shown.step(row, session.seconds)
-        if _due(report.step, how.sample_every):
-            session.sample(report, how.sample_groups)
+        if (asked_for := _due(report.step, how.sample_every)) or (how.sample_every and report.step == 1):
+            session.sample(report, how.sample_groups, filmed=asked_for)
+            kept = report.step
         _thin(session, report.step, how)
         session.count_failures(report)
         if how.stop is not None and how.stop(report):
@@ -208,6 +212,8 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         if session.agree(asked, planned or long):
             session.save(planned=planned)
             waited.restart()
+    if report is not None and how.sample_every and kept != report.step:
+        session.sample(report, how.sample_groups, filmed=report.step >= SELDOM)
 
 
 def _thin(session: Stepping, step: int, how: Options) -> None:

@@ -164,13 +164,14 @@ class Session(Stepping):
             self.why = f"{MAX_UNSAVED} steps in a row were not recorded: {error}; make room, then resume"
             self.end("unsaved")
 
-    def sample(self, report: StepReport, groups: int | None) -> None:
-        """Keep some groups to look at; the first thing to be given up when the disk is full."""
+    def sample(self, report: StepReport, groups: int | None, filmed: bool) -> None:
+        """Keep some groups to look at, and films of them; the first thing to be given up when the disk is full."""
         if self._samples_off:
             return
         try:
             rows, arrays = exhibit(report, self.trainer.source, groups, self.trainer.recipe)
-            self.films.add(report, self.trainer.source, rows)
+            if filmed:
+                self.films.add(report, self.trainer.source, rows)
             self.folder.write_samples(report.step, rows, arrays)
         except OSError as error:
             self._samples_off = True
@@ -180,6 +181,12 @@ class Session(Stepping):
                 self._samples_failed = True
                 what = f"the groups of step {report.step} were not kept: {type(error).__name__}: {error}"
                 self.folder.event(report.step, "samples_not_kept", f"{what}; others that fail are not told")
+
+    def go_on(self, sample_every: int) -> None:
+        """Drop groups that were kept because theirs was the last step: a run that was never cut has none."""
+        last = self.trainer.steps_done
+        if self._first and last > 1 and last % sample_every:
+            self.folder.drop_samples(lambda step: step == last)
 
     def thin_samples(self, step: int, every: int, keep: int) -> None:
         """Groups of older steps, but for every so many, go."""

@@ -203,8 +203,11 @@ class Stepping:
     def settle(self) -> None:
         """Hear of a save that is under way, if it has ended."""
 
-    def sample(self, report: StepReport, groups: int | None) -> None:
+    def sample(self, report: StepReport, groups: int | None, filmed: bool) -> None:
         """Groups to look at."""
+
+    def go_on(self, sample_every: int) -> None:
+        """Told before the first step of a run that is gone on with."""
 
     def thin_samples(self, step: int, every: int, keep: int) -> None:
         """Of older steps, fewer."""

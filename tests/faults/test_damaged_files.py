@@ -131,7 +131,7 @@ def test_files_of_samples_with_other_names_are_left_alone(run, trained):
     for name in ("step-abc.jsonl", "step-.npz", "step-1-film", "notes.txt", f"step-{'9' * 30}.jsonl"):
         (run / "samples" / name).write_text("?")
     folder = RunFolder.open(run)
-    assert folder.sample_steps() == [5, 10] and folder.film_steps() == set()
+    assert folder.sample_steps() == [1, 5, 10, 12] and folder.film_steps() == set()
     assert train(run, steps=13)[0].step == 13 and (run / "samples" / "step-abc.jsonl").exists()
     (run / "samples" / "step-00000005.npz").write_bytes(b"PK\3\4 no archive")
     with pytest.raises(FolderError, match=r"step-00000005.npz is damaged"):

@@ -9,6 +9,7 @@ pytest.importorskip("gymnasium")
 import torch
 
 from grpo import GRPOConfig, GRPOTrainer
+from grpo.app.settings import preset_layer
 from grpo.bandit import BanditConfig
 from grpo.bandit import make_trainer as make_bandit
 from grpo.cli import main
@@ -17,6 +18,10 @@ from grpo.control import GRPOTrainer as ControlTrainer
 from grpo.run.folder import RunFolder
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from tests.faults.tiny import STATES, Payoff, Softmax
+
+
+def as_preset() -> BanditConfig:
+    return BanditConfig(payoffs=preset_layer("bandit").settings["payoffs"])
 
 
 def rows(path):
@@ -41,9 +46,10 @@ def test_the_command_goes_on_with_a_run_of_python_as_it_was_begun(tmp_path, caps
 def test_python_goes_on_with_a_run_of_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "bandit", "--run.steps", "3", "--logdir", "b"]) == 0
-    reports = make_bandit(BanditConfig()).train(steps=5, folder="b", progress=None)
+    preset = as_preset()
+    reports = make_bandit(preset).train(steps=5, folder="b", progress=None)
     assert [report.step for report in reports] == [4, 5]
-    make_bandit(BanditConfig()).train(steps=5, folder="whole", progress=None)
+    make_bandit(preset).train(steps=5, folder="whole", progress=None)
     assert (tmp_path / "b/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
     assert main(["train", "--resume", "whole", "--run.steps", "6"]) == 0
     assert rows("whole")[-1]["step"] == 6
@@ -98,6 +104,24 @@ def test_a_run_keeps_its_name_when_it_is_resumed(tmp_path, monkeypatch, capsys):
 
 def test_a_run_of_the_command_keeps_its_name_when_a_script_resumes_it(tmp_path):
     assert main(["train", "bandit", "--run.name", "mine", "--run.steps", "2", "--logdir", str(tmp_path / "b")]) == 0
-    trainer = make_bandit(BanditConfig())
+    trainer = make_bandit(as_preset())
     trainer.train(steps=3, folder=tmp_path / "b", progress=None)
     assert (trainer.name, RunFolder.open(tmp_path / "b").config["run"]["name"]) == ("mine", "mine")
+
+
+def test_the_first_and_the_last_step_keep_groups_and_a_run_that_goes_on_has_those_of_one_that_was_not_cut(tmp_path):
+    plan = {"steps": 7, "progress": None}
+    make_bandit(BanditConfig()).train(**plan, folder=tmp_path / "whole")
+    assert RunFolder.open(tmp_path / "whole").sample_steps() == [1, 7]
+    make_bandit(BanditConfig()).train(**plan | {"steps": 4}, folder=tmp_path / "cut")
+    assert RunFolder.open(tmp_path / "cut").sample_steps() == [1, 4]
+    make_bandit(BanditConfig()).train(**plan, folder=tmp_path / "cut")
+    assert RunFolder.open(tmp_path / "cut").sample_steps() == [1, 7]
+
+
+def test_the_first_command_learns_something(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "bandit", "--run.steps", "20", "--logdir", "b"]) == 0
+    first, last = rows("b")[0], rows("b")[-1]
+    assert last["best_arm_probability"] > 0.9 > 0.3 > first["best_arm_probability"]
+    assert last["reward"] > 1.5 * first["reward"]

@@ -60,7 +60,7 @@ def test_films_stay_with_their_samples(tmp_path):
         folder.write_samples(step, [{"row": 0}], {})
     (tmp_path / "run" / "samples" / "step-00000003-0.mp4").write_bytes(b"film")
     folder.thin_samples(10, 1, 4)
-    assert folder.sample_steps() == [3, 8, 9, 10]
+    assert folder.sample_steps() == [1, 3, 8, 9, 10]
 
 
 def test_a_folder_that_cannot_be_thinned_grows_and_the_run_goes_on(tmp_path, monkeypatch):
