@@ -1,4 +1,4 @@
-"""The command line: grpo train | plan | view | eval | chat | export | presets | config | doctor | launch."""
+"""The command line: grpo train | sweep | plan | view | eval | chat | export | presets | config | doctor | launch."""
 
 import argparse
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo import __version__
-from grpo.app.arguments import add_job_flags, add_rank_flags, count, given_flags, port, seed
+from grpo.app.arguments import add_job_flags, add_rank_flags, count, given_flags, layers, port, resolved, seed
+from grpo.app.many import command as many
 from grpo.run import output
 
 OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
@@ -63,12 +64,19 @@ def _run(words: list[str]) -> tuple[int, bool]:
         words = ["launch", "--on", words[1], *words[2:]]
         while len(words) > 3 and not words[3].startswith("-"):
             presets.append(words.pop(3))
-    if words and words[0] in ("train", "config", "plan"):  # by hand: argparse would take a setting's value for a preset
+    if words and words[0] in (
+        "train",
+        "sweep",
+        "config",
+        "plan",
+    ):  # by hand: argparse would take a setting's value for a preset
         while len(words) > 1 and not words[1].startswith("-"):
             presets.append(words.pop(1))
     arguments, rest = parser.parse_known_args(words)
     arguments.presets, arguments.words = presets, given
-    taken = arguments.run in (_train, _plan, _config, _launch) or (arguments.run is _doctor and arguments.config)
+    taken = arguments.run in (_train, many.run, _plan, _config, _launch) or (
+        arguments.run is _doctor and arguments.config
+    )
     if rest and not taken:
         parser.error(f"unrecognised argument {rest[0]}")
     training = arguments.run is _train
@@ -130,10 +138,15 @@ def _train_words(command: Command) -> None:
     train.add_argument("--trust", action="store_true", help=f"with --resume: {TRUST}")
     _settings_words(train)
     add_rank_flags(train)
+    many.add_seed_flags(train)
     train.add_argument(
         "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
     )
     train.set_defaults(parser=train)
+    swept = command("sweep", many.run, many.SUMMARY, SETTINGS, epilog=many.EXAMPLES)
+    many.add_sweep_flags(swept)
+    _settings_words(swept)
+    many.add_seed_flags(swept, 1)
 
 
 def _settings_words(made: argparse.ArgumentParser) -> None:
@@ -230,10 +243,12 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         from grpo.app.settings import task_of
 
         flags = [key for key, _ in given_flags(arguments.set, rest)]
-        print(settings_text(task_of(_layers(arguments, flags))))
+        print(settings_text(task_of(layers([*arguments.configs, *arguments.presets], flags))))
         return OK
     if arguments.resume and (arguments.presets or arguments.configs):
         raise ValueError("--resume takes its settings from the run folder; leave the presets out")
+    if many.meant(arguments):
+        return many.run(arguments, rest)
     if arguments.trust and not arguments.resume:
         raise ValueError("--trust is for --resume: what you name yourself runs without it; leave it out")
 
@@ -417,32 +432,8 @@ def _launch(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
-    from grpo.app.builders import configs
-    from grpo.app.settings import flag_layer, resolve
-
-    flags = given_flags(arguments.set, rest)
-    return resolve([*_layers(arguments, [key for key, _ in flags]), flag_layer(flags)], configs())
-
-
-def _layers(arguments: argparse.Namespace, flags: Sequence[str] = ()) -> list[Any]:
-    """What presets, files and data files say, in their order."""
-    from grpo.app.settings import DATA_FILES, data_layer, file_layer, preset_layer
-
-    layers = []
     names = [*getattr(arguments, "configs", []), *arguments.presets]
-    given = {key.replace("-", "_").rpartition(".")[2] for key in flags}
-    if not names and "env" in given:
-        names = ["control"]  # an environment alone says which task
-    elif not names and given & {"dataset", "model", "repo_id"}:
-        names = ["language"]
-    for name in names:
-        if name.endswith(DATA_FILES):
-            layers.append(data_layer(Path(name)))
-        elif name.endswith((".yaml", ".yml")) or os.sep in name:
-            layers.append(file_layer(Path(name)))
-        else:
-            layers.append(preset_layer(name))
-    return layers
+    return resolved(names, given_flags(arguments.set, rest))
 
 
 if __name__ == "__main__":

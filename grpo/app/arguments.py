@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grpo.app.settings import Resolved
 
 NEXT = """\
 anygrpo {version}: sample a group of tries from one start, score them, reinforce what beat the group.
@@ -61,6 +67,34 @@ def add_rank_flags(made: argparse.ArgumentParser) -> None:
         "--rank-timeout", type=seconds, metavar="SECONDS", help="that one may wait for another before all end (1800)"
     )
     several.add_argument("--shared-gpu", action="store_true", help="let ranks share a GPU, and talk through the CPU")
+
+
+def resolved(names: Sequence[str], flags: Sequence[tuple[str, str]]) -> Resolved:
+    """The settings that presets, files and flags say together."""
+    from grpo.app.builders import configs
+    from grpo.app.settings import flag_layer, resolve
+
+    return resolve([*layers(names, [key for key, _ in flags]), flag_layer(flags)], configs())
+
+
+def layers(names: Sequence[str], flags: Sequence[str] = ()) -> list[Any]:
+    """What presets, files and data files say, in their order; where none is named, what the flags are about."""
+    from grpo.app.settings import DATA_FILES, data_layer, file_layer, preset_layer
+
+    found = []
+    given = {key.replace("-", "_").rpartition(".")[2] for key in flags}
+    if not names and "env" in given:
+        names = ["control"]  # an environment alone says which task
+    elif not names and given & {"dataset", "model", "repo_id"}:
+        names = ["language"]
+    for name in names:
+        if name.endswith(DATA_FILES):
+            found.append(data_layer(Path(name)))
+        elif name.endswith((".yaml", ".yml")) or os.sep in name:
+            found.append(file_layer(Path(name)))
+        else:
+            found.append(preset_layer(name))
+    return found
 
 
 def add_job_flags(made: argparse.ArgumentParser) -> None:

@@ -157,6 +157,11 @@ class RunFolder:
         return read_json(self.path / "config.json")
 
     @property
+    def status(self) -> Row:
+        """How it stands, as status.json says; empty where it was never written."""
+        return read_json(self.path / "status.json") if (self.path / "status.json").exists() else {}
+
+    @property
     def checkpoints(self) -> Path:
         """Where checkpoints live."""
         return self.path / "checkpoints"

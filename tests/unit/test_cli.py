@@ -468,7 +468,7 @@ def test_a_planned_run_is_looked_at(spoken, monkeypatch, capsys):
         ("train --model small", "no dataset was named; give --dataset"),
         ("train nowhere.jsonl --model small", "nowhere.jsonl: No such file"),
         ("train gsm8k --model m --per-device-train-batch-size 6", "give prompts_per_step=1 instead"),
-        ("train gsm8k --model m --deepspeed z.json", "deepspeed: not done here: a run is one process"),
+        ("train gsm8k --model m --deepspeed z.json", "deepspeed: not done here: weights are divided among ranks"),
         ("train gsm8k --model m --num-generatons 4", 'did you mean "num_generations"'),
         ("train bandit --num-train-epochs 2", "this task has no data set to pass over; use run.steps"),
         ("chat nowhere", "nowhere is no run folder"),
