@@ -363,6 +363,7 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "cli.md": commands(),
         DOCS / "trl.md": fields(),
         DOCS / "speed.md": speed(),
+        DOCS / "reaches.md": runpy.run_path(str(DOCS / "reaching.py"))["page"](),
         DOCS / "gsm8k.md": gsm8k(),
         DOCS / "reliability.md": reliability(),
         **{DOCS / f"coming_from_{name}.md": coming_from(name) for name in SYSTEMS},

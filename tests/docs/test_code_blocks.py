@@ -106,7 +106,8 @@ def test_python_blocks_run(path, python, tmp_path, monkeypatch):
         place = f"{path.relative_to(ROOT)}:{block.line}"
         try:
             # Empty lines in front give a traceback the document's own line numbers.
-            exec(compile("\n" * (block.line - 1) + block.code, path, "exec"), module.__dict__)
+            code = block.code.replace('if __name__ == "__main__":', "if True:")  # a script's own part runs, too
+            exec(compile("\n" * (block.line - 1) + code, path, "exec"), module.__dict__)
         except Exception as error:
             raise AssertionError(f"{place}: {type(error).__name__}: {error}") from error
 
