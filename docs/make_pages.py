@@ -58,6 +58,15 @@ learns from 16 of them. All 64 are rewarded and all are compared with, so that m
 | `random` | any: right on average, to compare the others with | |
 
 Both papers take mean and deviation of the chosen tries; here they are of all that were sampled.
+
+## What is not a row, and why
+
+- `a_star_po` (A*-PO, arXiv:2505.20686, in TRL as A2PO): it needs answers of the starting model to every prompt before
+  the first step. Its second stage, on-policy, is `rloo` with `baseline=given`, that value in `baseline_NT`, `beta` > 0.
+- `rae` (SPIRAL, arXiv:2506.24119, in prime-rl): a running mean for each player of a game, and no room has two players.
+  Where all tries of a group play one side, their mean is that baseline (`dr_grpo`).
+- `sgrpo`, pass@k of sets: none of the systems whose numbers are in `tests/golden` has it. `pass_at_k` rewards the best
+  try's lead, `discover` pulls towards the best.
 """
 
 SETTINGS = """\

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from grpo.config import GRPOConfig
 from grpo.core import selection
-from grpo.experience import learners, trajectory_reward
+from grpo.credit import trajectory_reward
+from grpo.experience import learners
 from grpo.protocols import SequencePolicy
 from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts, Status, row_index

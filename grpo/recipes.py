@@ -30,7 +30,17 @@ from grpo.errors import ConfigError, nearest
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "credit": ("trajectory", "reward_to_go", "per_reward"),
-    "baseline": ("group_mean", "leave_one_out", "length_weighted", "best_of_group", "entropic", "given", "none"),
+    "baseline": (
+        "group_mean",
+        "leave_one_out",
+        "length_weighted",
+        "best_of_group",
+        "entropic",
+        "optimal_token",
+        "greedy",
+        "given",
+        "none",
+    ),
     "scale": ("group_std", "batch_std", "group_mean", "signal_share", "none"),
     "whiten": ("rows", "decisions", "none"),
     "ratio": ("token", "chunk", "sequence", "sequence_token", "trajectory"),
@@ -66,7 +76,9 @@ class Recipe:
     """trajectory: one number for all its decisions · reward_to_go: against the group at the same step ·
     per_reward: each reward normalised on its own, then summed."""
     gamma: float = 1.0
-    """Discount a decision, for reward_to_go."""
+    """Discount a decision, for reward_to_go; a turn, for turn_coef."""
+    turn_coef: float = 0.0
+    """Weight of a second comparison beside that of trajectories: turns that answered the same; 0: none."""
     baseline: str = "group_mean"
     """What a try is compared with."""
     scale: str = "group_std"
@@ -321,6 +333,7 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
     return [
         *alone,
         (per_step and r.baseline == "length_weighted", "baseline=length_weighted needs credit=trajectory"),
+        *_baseline_conflicts(r),
         (per_step and r.whiten == "rows", "whiten=rows needs credit=trajectory; use whiten=decisions"),
         (r.credit == "per_reward" and r.baseline == "given", "baseline=given needs credit=trajectory or reward_to_go"),
         (not isinstance(r.chunk_size, int), "chunk_size must be a whole number"),
@@ -343,13 +356,28 @@ def _conflicts(r: Recipe) -> list[tuple[bool, str]]:
             "chunk_size, length and kl_cap must be positive, beta and other weights not negative",
         ),
         *_teacher_conflicts(r),
-        (r.baseline == "entropic" and r.scale != "none", "baseline=entropic is weighted already; set scale=none"),
         (r.m2_limit is not None and r.m2_limit <= 0, "m2_limit must be positive"),
         (low > high, "mismatch_low must not be above mismatch_high"),
         (not 0 <= r.clip_cov <= 1 or not 0 <= r.kl_cov <= 1, "clip_cov and kl_cov are shares in [0, 1]"),
         (not 0 < r.top_entropy <= 1, "top_entropy is a share in (0, 1]"),
         (not 0 <= r.gamma <= 1, "gamma is in [0, 1]"),
         (r.log_ratio_low >= 0 or r.log_ratio_high <= 0, "log_ratio_low must be below 0 and log_ratio_high above"),
+    ]
+
+
+def _baseline_conflicts(r: Recipe) -> list[tuple[bool, str]]:
+    energetic = r.baseline == "optimal_token"
+    return [
+        (r.baseline == "entropic" and r.scale != "none", "baseline=entropic is weighted already; set scale=none"),
+        (energetic and r.credit != "reward_to_go", "baseline=optimal_token is of each decision: credit=reward_to_go"),
+        (energetic and r.scale != "none", "baseline=optimal_token is compared already; set scale=none"),
+        (r.credit == "per_reward" and r.baseline == "greedy", "baseline=greedy needs another credit"),
+        (r.turn_coef < 0, "turn_coef must not be negative"),
+        (bool(r.turn_coef) and r.credit != "trajectory", "turn_coef stands beside credit=trajectory"),
+        (
+            bool(r.turn_coef) and r.baseline not in ("group_mean", "leave_one_out"),
+            "turn_coef compares with a mean: baseline=group_mean or leave_one_out",
+        ),
     ]
 
 
@@ -399,7 +427,7 @@ def _taught(r: Recipe) -> bool:
 _TEACHER = "it needs teacher_coef > 0"
 _GAINS = "it needs teacher_coef > 0 and teacher_in=advantage"
 _NEEDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
-    "gamma": (lambda r: r.credit == "reward_to_go", "it needs credit=reward_to_go"),
+    "gamma": (lambda r: r.credit == "reward_to_go" or r.turn_coef > 0, "it needs credit=reward_to_go or turn_coef"),
     "scale_ddof": (lambda r: r.scale in ("group_std", "batch_std"), "it needs scale=group_std or batch_std"),
     "scale_eps": (lambda r: r.scale in ("group_std", "batch_std", "group_mean"), "it needs a scale to divide by"),
     "whiten_ddof": (lambda r: r.whiten != "none", "it needs whiten=rows or decisions"),
@@ -662,6 +690,35 @@ _ROWS = (
         reduction="token_mean",
     ),
     Recipe(
+        "otb",
+        "Optimal Token Baseline, arXiv:2602.07078",
+        "verl: each token against the group's returns at it, weighted by the energy 1 − 2π + Σπ² spent so far; "
+        "decisions are counted without tool output (its tir_ form). Needs Σπ² of every token: one pass more a step.",
+        credit="reward_to_go",
+        baseline="optimal_token",
+        scale="none",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "remax",
+        "ReMax, arXiv:2310.10505",
+        "verl: the reward of the likeliest answer is the baseline, one answer more a prompt. The paper samples one try "
+        "a prompt, here a group of them has that baseline.",
+        credit="reward_to_go",
+        baseline="greedy",
+        scale="none",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "gigpo",
+        "GiGPO, arXiv:2505.10978",
+        "ROLL: a conversation against its group, and each turn against those of the group that were told the same, by "
+        "what came of it, 0.95 a turn. Rewards count at a conversation's end.",
+        scale_eps=1e-6,
+        gamma=0.95,
+        turn_coef=1.0,
+    ),
+    Recipe(
         "opd",
         "On-Policy Distillation, Thinking Machines 2025 (after MiniLLM, arXiv:2306.08543)",
         "tinker-cookbook: log τ − log π of each sampled token is its advantage, importance-weighted, no reward. "
@@ -778,7 +835,7 @@ def _row(r: Recipe) -> tuple[str, ...]:
     ]
     return (
         r.name,
-        r.credit,
+        r.credit + f" + turns × {r.turn_coef:g}" * bool(r.turn_coef),
         r.baseline,
         scale,
         r.ratio,

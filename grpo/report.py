@@ -12,7 +12,8 @@ from torch import Tensor
 
 from grpo.core.advantages import group_count
 from grpo.core.gates import has_signal
-from grpo.experience import Experience, left_alone, reward_size, trajectory_reward
+from grpo.credit import left_alone, reward_size, trajectory_reward
+from grpo.experience import Experience
 from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts, Scores, Status, row_index
 

@@ -105,7 +105,9 @@ class Rollouts:
     weight_NT: Array | None = None
     """Float weight of a decision's loss (continuation probability)."""
     baseline_NT: Array | None = None
-    """The room's own estimate, for baseline=given."""
+    """The room's own estimate, for baseline=given; the reward of a greedy try, for baseline=greedy."""
+    energy_NT: Array | None = None
+    """‖∇ log π‖² of each decision on its logits, for baseline=optimal_token."""
     status_N: Array | None = None
     """`Status` of each row."""
     learns_N: Array | None = None
@@ -143,7 +145,7 @@ class Rollouts:
         expect_finite(where=self.mask_NT & scored_N[:, None], reward_NT=self.reward_NT)
         learns_NT = self.mask_NT if self.learns_N is None else self.mask_NT & self.learns_N[:, None]
         expect_finite(where=learns_NT, old_logp_NT=self.old_logp_NT, weight_NT=self.weight_NT)
-        expect_finite(where=self.mask_NT, baseline_NT=self.baseline_NT)
+        expect_finite(where=self.mask_NT, baseline_NT=self.baseline_NT, energy_NT=self.energy_NT)
         if self.sampled_logp_NT is not None:  # NaN: the engine gave none
             known_NT = ~namespace(self.sampled_logp_NT).isnan(self.sampled_logp_NT)
             expect_finite(where=self.mask_NT & known_NT, sampled_logp_NT=self.sampled_logp_NT)

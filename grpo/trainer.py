@@ -22,7 +22,8 @@ from grpo.config import GRPOConfig
 from grpo.core.advantages import group_mean
 from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
-from grpo.experience import Experience, reward_size, trajectory_reward, with_gates
+from grpo.credit import reward_size, trajectory_reward
+from grpo.experience import Experience, with_gates
 from grpo.keeping import copies, copy_into, expect_same_kind, flattened, unflattened
 from grpo.learners import marked, scored
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
@@ -118,8 +119,7 @@ class Trainer:
         self.shards = together.shards(self.ranks, self.config.shard, self.policy.parameters())
         referred = [] if self.reference is None else [self.reference.parameters()]
         together.same_weights(self.ranks, [self.shards.comparable(self.policy.parameters()), *referred])
-        self._nonfinite_in_a_row = 0
-        self._without_gradient = False
+        self._nonfinite_in_a_row, self._without_gradient = 0, False
         self._halvings = 0
         """Times that a pass ran out of memory."""
         for notice in self.recipe.notices():

@@ -46,6 +46,7 @@ def numbers(
         "status": rng.integers(0, 4, rows) % 4,
     }
     x["status"][x["status"] == 1] = 0
+    x["told"] = np.cumsum(~mask, axis=1) % 3
     x["teacher"] = np.minimum(old + rng.normal(size=old.shape) * 0.4, -0.01)
     for name in ("choices", "teacher_choices"):
         logits = rng.normal(size=(*old.shape, 7))
@@ -55,7 +56,7 @@ def numbers(
     return x | {"parts": parts.astype(dtype), "priority": x["priority"].astype(dtype)}
 
 
-def rollouts(x: dict[str, Any], make: Any, **more: Any) -> Rollouts:
+def rollouts(x: dict[str, Any], make: Any, recipe: Recipe | None = None, **more: Any) -> Rollouts:
     """The batch as a record of one kind of array."""
     return Rollouts(
         group_N=make(x["group"]),
@@ -64,8 +65,17 @@ def rollouts(x: dict[str, Any], make: Any, **more: Any) -> Rollouts:
         reward_parts_NK=make(x["parts"]),
         sampled_logp_NT=make(x["sampled"]),
         status_N=make(x["status"]),
-        **more,
+        **{**_asked(x, make, recipe), **more},
     )
+
+
+def _asked(x: dict[str, Any], make: Any, recipe: Recipe | None) -> dict[str, Any]:
+    """What a room would add because this recipe asks for it."""
+    if recipe is None:
+        return {}
+    turned = {"group_NT": make(x["group"][:, None] * 10 + x["told"])} if recipe.turn_coef else {}
+    greedy = {"baseline_NT": make(x["entropy"])} if recipe.baseline == "greedy" else {}
+    return turned | greedy | ({"energy_NT": make(x["entropy"])} if recipe.baseline == "optimal_token" else {})
 
 
 def taught(batch: Experience, x: dict[str, Any], make: Any, recipe: Recipe) -> Experience:

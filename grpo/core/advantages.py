@@ -173,6 +173,36 @@ def entropic(value_M: Array, group_M: Array, weight_M: Array | None = None) -> A
     return masked(masked(e_M / xp.where(alone_M, one, others_M) - 1.0, ~alone_M), weight_M > 0)
 
 
+def optimal_token_baseline(return_NT: Array, energy_NT: Array, mask_NT: Array, group_N: Array) -> Array:
+    """b_t = Σ G·W / Σ W over the group's decisions number t, W the energy spent up to there: the least variance.
+
+    Optimal token baseline, arXiv:2602.07078. A tail that one trajectory alone reaches has nothing to be compared with:
+    its baseline is 0.
+    """
+    expect_ndim(2, returns=return_NT)
+    expect_shape(tuple(return_NT.shape), energy=energy_NT, mask=mask_NT)
+    expect_shape((return_NT.shape[0],), group=group_N)
+    xp, shape = namespace(return_NT), tuple(return_NT.shape)
+    return_NT, index_N = masked(wide(return_NT), mask_NT), group_index(group_N)
+    number_NT = clip(xp.cumsum(mask_NT * 1, axis=1) - 1, 0, None)  # holes (tool output) are no decisions
+    place_M = (index_N[:, None] * shape[1] + number_NT).reshape(-1)
+
+    def over(x_NT: Array) -> Array:
+        return segment_sum(masked(x_NT, mask_NT).reshape(-1), place_M)[place_M].reshape(shape)
+
+    spent_NT = masked(xp.cumsum(masked(astype(energy_NT, return_NT), mask_NT), axis=1), mask_NT)
+    count_NT = over(zeros(shape, return_NT, 1.0))
+    rough_NT = over(return_NT) / _at_least_one(count_NT)
+    baseline_NT = rough_NT + over((return_NT - rough_NT) * spent_NT) / _at_least_one(over(spent_NT))
+    return masked(baseline_NT, mask_NT & (count_NT > 1.5))
+
+
+def decision_energy(logp_NT: Array, sum_sq_NT: Array) -> Array:
+    """‖∇ log π(a)‖² on the logits = 1 − 2π(a) + Σ π²: how strongly one sampled decision pulls."""
+    expect_shape(tuple(logp_NT.shape), sum_sq=sum_sq_NT)
+    return 1.0 - 2.0 * namespace(logp_NT).exp(logp_NT) + sum_sq_NT
+
+
 # --- the scale: what a difference is measured in --------------------------------------------------------------------
 
 
@@ -260,6 +290,22 @@ def reward_to_go(reward_NT: Array, mask_NT: Array, gamma: float = 1.0) -> Array:
         decay = decay * _join(xp, decay[:, stride:], pad)
         stride *= 2
     return total
+
+
+def turns(mask_NT: Array) -> tuple[Array, Array]:
+    """Which decisions begin a turn, a run of decisions that nobody else interrupts; and every one's turn, by number."""
+    expect_ndim(2, mask=mask_NT)
+    rows, steps = (int(n) for n in mask_NT.shape)
+    before_NT = _join(namespace(mask_NT), mask_NT[:, :1] & ~mask_NT[:, :1], mask_NT[:, :-1])
+    first_NT = mask_NT & ~before_NT
+    row_N = positions(rows, mask_NT)[:, None] * (steps + 1)
+    return first_NT, namespace(mask_NT).cumsum(first_NT * 1, axis=1) + row_N
+
+
+def to_turns(value_NT: Array, number_NT: Array) -> Array:
+    """Sum of each turn, given to all its decisions."""
+    number_M = group_index(number_NT.reshape(-1))
+    return segment_sum(value_NT.reshape(-1), number_M)[number_M].reshape(tuple(value_NT.shape))
 
 
 # --- whitening ------------------------------------------------------------------------------------------------------

@@ -113,6 +113,10 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     player = player_of(config, chat, tokens, given.tools, given.environment)  # first: tools are part of every prompt
     prompts, held_out = data_of(config, chat, given.train_dataset, given.eval_dataset, context_of(base))
     rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes)
+    if config.recipe.turn_coef and isinstance(player, OneAnswer):
+        raise ConfigError(
+            f'recipe "{config.recipe.name}" compares turns of conversations (turn_coef); give tools or an environment'
+        )
     if not rewards.names and isinstance(player, OneAnswer) and config.recipe.outcome_coef:
         raise ConfigError(
             "there is no reward: give reward_funcs, or set rewards to a built-in name (correctness, xml, …) or "

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 Message = dict[str, Any]
 """{"role": …, "content": …}, as chat templates take it."""
@@ -120,3 +122,9 @@ def lengths_of(samples: Sequence[Sample]) -> dict[str, float | None]:
         value = float(getattr(np, name)(length_N[ended_N])) if ended_N.any() else None
         metrics[f"completions/{name}_terminated_length"] = value
     return metrics
+
+
+def laid(rows: Sequence[Tensor], steps: int) -> Tensor:
+    """Rows of different lengths as (N, T), 0 behind their end."""
+    found = pad_sequence(list(rows), batch_first=True)
+    return torch.nn.functional.pad(found, (0, steps - found.shape[1]))

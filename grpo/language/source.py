@@ -19,16 +19,16 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo.config import ConfigError
+from grpo.language.comparing import comparisons
 from grpo.language.config import LanguageConfig
 from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Completion, Engine, Sampling, Tokens
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.evaluate import Evaluation, evaluate
 from grpo.language.rewards import Judgement, Rewards, spread, told
-from grpo.language.samples import Prompt, Sample, lengths_of, rewards_of
+from grpo.language.samples import Prompt, Sample, laid, lengths_of, rewards_of
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.speculation import Speculation
 from grpo.language.travel import pack, unpack
@@ -139,7 +139,7 @@ class LanguageSource:
         starts = self._starts(request)
         own = request.slots.of(len(starts))  # all of them
         samples, judged = self._tried(starts, request, own)
-        rollouts = self._rollouts(samples, self._parts(samples, judged), own, request)
+        rollouts = self._rollouts(samples, self.parts(samples, judged), starts, own, request)
         self._told(starts, samples, judged.metrics, request)
         return Collected(rollouts, starts)
 
@@ -150,7 +150,7 @@ class LanguageSource:
         if not own:
             return Part(None, starts, pack([]), partial(self._whole, request))
         samples, judged = self._tried(starts, request, own)
-        rollouts = self._rollouts(samples, self._parts(samples, judged, always=True), own, request)
+        rollouts = self._rollouts(samples, self.parts(samples, judged, always=True), starts, own, request)
         packed = pack(samples)
         beside = State({**packed.values, "logged": judged.logged}, packed.arrays)
         return Part(rollouts.but(inputs=None), starts, beside, partial(self._whole, request))
@@ -270,13 +270,15 @@ class LanguageSource:
         extras = {name: values[row] for name, values in judged.extras.items()}
         return replace(sample, rewards=given, extras=extras, error=error, trace=judged.tracebacks.get(row))
 
-    def _rollouts(self, samples: Sequence[Sample], parts: np.ndarray, own: range, request: CollectRequest) -> Rollouts:
+    def _rollouts(
+        self, samples: Sequence[Sample], parts: np.ndarray, starts: list[Prompt], own: range, request: CollectRequest
+    ) -> Rollouts:
         device, count = self.policy.scorer.device, self.config.group_size
         steps = max(max(sample.length for sample in samples), 1)
         failed_N = np.array([sample.error is not None for sample in samples])
         status_N = np.array([int(Status.TRUNCATED if s.stop == "length" else Status.TERMINATED) for s in samples])
         status_N[failed_N] = int(Status.FAILED)
-        mask_NT = _laid([sample.made for sample in samples], steps).bool().to(device)
+        mask_NT = laid([sample.made for sample in samples], steps).bool().to(device)
         parts_NK = torch.as_tensor(parts, dtype=torch.float32, device=device)
         names = [*self.rewards.names, "environment"][: parts_NK.shape[1]]
         rollouts = Rollouts(
@@ -289,9 +291,10 @@ class LanguageSource:
             status_N=torch.as_tensor(status_N, device=device),
         )
         rollouts = marked(rollouts, self.config, request.step, request.attempt)  # before anything is scored
-        return rollouts.but(**self._log_probs(rollouts, samples, steps))
+        beside = comparisons(self, rollouts, starts, own, request)
+        return rollouts.but(**self._log_probs(rollouts, samples, steps), **beside)
 
-    def _parts(self, samples: Sequence[Sample], judged: Judgement, always: bool = False) -> np.ndarray:
+    def parts(self, samples: Sequence[Sample], judged: Judgement, always: bool = False) -> np.ndarray:
         """One column a reward function, and one for what an environment gave, where there is such (or `always`)."""
         parts_NK = judged.parts_NK
         if always or not parts_NK.shape[1] or any(sample.reward is not None for sample in samples):
@@ -305,7 +308,7 @@ class LanguageSource:
         known = all(sample.logp is not None for sample in samples)
         recorded_NT = None
         if known:
-            recorded_NT = _laid([s.logp for s in samples if s.logp is not None], steps).to(device)
+            recorded_NT = laid([s.logp for s in samples if s.logp is not None], steps).to(device)
             if self.engine.exact:
                 return {"old_logp_NT": recorded_NT}
         old_NT = scored_now(rollouts, self.policy, self.config.recipe)
@@ -421,9 +424,3 @@ class LanguageSource:
         self.rewards.close()
         self.engine.close()
         self.player.close()
-
-
-def _laid(rows: Sequence[Tensor], steps: int) -> Tensor:
-    """Rows of different lengths as (N, T), 0 behind their end."""
-    found = pad_sequence(list(rows), batch_first=True)
-    return torch.nn.functional.pad(found, (0, steps - found.shape[1]))

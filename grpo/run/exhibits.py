@@ -8,7 +8,7 @@ import numpy as np
 
 from grpo.capabilities import TellsEntropy
 from grpo.core.arrays import Array, is_torch
-from grpo.experience import trajectory_reward
+from grpo.credit import trajectory_reward
 from grpo.objective import per_decision
 from grpo.protocols import RolloutSource
 from grpo.recipes import Recipe

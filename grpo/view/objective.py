@@ -25,6 +25,8 @@ _BASELINE = {
     "length_weighted": "reward − length-weighted mean",
     "best_of_group": "reward − best of the others",
     "entropic": "exp(β·reward) / mean of the others' − 1",
+    "optimal_token": "reward to go − energy-weighted mean at the same decision",
+    "greedy": "reward to go − reward of the likeliest answer",
     "given": "reward to go − baseline of the room",
     "none": "reward",
 }

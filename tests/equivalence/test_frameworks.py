@@ -20,7 +20,7 @@ JITTED = ("grpo", "gspo", "abs")
 
 def build(kind, variant, x):
     make = MAKERS[kind]
-    batch = taught(Experience.build(rollouts(x, make), variant, make(x["ref"])), x, make, variant)
+    batch = taught(Experience.build(rollouts(x, make, variant), variant, make(x["ref"])), x, make, variant)
     return with_gates(batch, Scores(make(x["logp"]), make(x["entropy"])), variant, make(x["priority"]))
 
 

@@ -34,7 +34,7 @@ def minibatch(x, variant, dtype, order=None, extra_steps=0):
             key: v if v.ndim < 2 or key == "parts" else np.pad(v, ((0, 0), (0, extra_steps)) + ((0, 0),) * (v.ndim - 2))
             for key, v in x.items()
         }
-    batch = Experience.build(rollouts(x, torch.as_tensor), variant, torch.as_tensor(x["ref"]))
+    batch = Experience.build(rollouts(x, torch.as_tensor, variant), variant, torch.as_tensor(x["ref"]))
     batch = taught(batch, x, torch.as_tensor, variant)
     scores = Scores(*(torch.as_tensor(x[name]) for name in ("logp", "entropy")), None, torch.as_tensor(x["choices"]))
     return with_gates(batch, scores, variant, torch.as_tensor(x["priority"])), scores

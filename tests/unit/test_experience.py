@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.experience import Experience, advantages, with_gates
+from grpo.credit import advantages
+from grpo.experience import Experience, with_gates
 from grpo.recipes import recipe
 from grpo.report import reward_metrics
 from grpo.rollouts import Rollouts, Scores, Status

@@ -7,7 +7,8 @@ import torch
 
 from grpo import GRPOConfig, GRPOTrainer
 from grpo.config import ConfigError
-from grpo.experience import Experience, advantages
+from grpo.credit import advantages
+from grpo.experience import Experience
 from grpo.language.config import LanguageConfig
 from grpo.learners import marked, scored
 from grpo.recipes import recipe

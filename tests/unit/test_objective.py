@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grpo.experience import Experience, advantages, with_gates
+from grpo.credit import advantages
+from grpo.experience import Experience, with_gates
 from grpo.objective import objective
 from grpo.recipes import CHOICES, RECIPES, column_types, recipe
 from grpo.rollouts import Rollouts, Scores
@@ -17,7 +18,7 @@ from tests.batches import loaded, numbers, rollouts, taught
 def prepared(variant, seed=0, dtype=torch.float64, **more):
     x = {key: torch.as_tensor(value) for key, value in numbers(seed).items()}
     x = {key: value.to(dtype) if value.is_floating_point() else value for key, value in x.items()}
-    record = rollouts(x, torch.as_tensor, **more)
+    record = rollouts(x, torch.as_tensor, variant, **more)
     batch = taught(Experience.build(record, variant, x["ref"]), x, torch.as_tensor, variant)
     return with_gates(batch, Scores(x["logp"], x["entropy"]), variant, x["priority"]), x
 
@@ -32,7 +33,9 @@ def test_a_log_ratio_gap_of_100_stays_finite(name, dtype, gap):
     if gap < 0:
         old = torch.where(torch.as_tensor(x["mask"]), -1.0, 0.0).to(dtype)
     record = replace(
-        rollouts({k: v.astype("float32") if v.dtype == "float64" else v for k, v in x.items()}, torch.as_tensor),
+        rollouts(
+            {k: v.astype("float32") if v.dtype == "float64" else v for k, v in x.items()}, torch.as_tensor, variant
+        ),
         old_logp_NT=old,
         sampled_logp_NT=old - gap / 2,
     )
@@ -75,7 +78,8 @@ def test_everything_masked_gives_loss_zero(name):
 
 
 OTHER = {
-    "gamma": 0.5, "scale_ddof": 0.0, "scale_eps": 0.1, "whiten_ddof": 0.0, "whiten_eps": 0.1, "whiten_root": False,
+    "gamma": 0.5, "turn_coef": 0.5,
+    "scale_ddof": 0.0, "scale_eps": 0.1, "whiten_ddof": 0.0, "whiten_eps": 0.1, "whiten_root": False,
     "reward_clip": (0.2, 0.5), "reward_weights": (1.0, 0.3), "chunk_size": 3, "log_ratio_low": -0.1,
     "log_ratio_high": 0.1, "epsilon": 0.01, "epsilon_high": 0.01, "delta": 1.01, "dual_clip": 1.05, "tau_pos": 2.0,
     "tau_neg": 3.0, "vespo_k_pos": 1.0, "vespo_lambda_pos": 1.0, "vespo_k_neg": 1.0, "vespo_lambda_neg": 1.0,
@@ -154,6 +158,7 @@ NEEDED = {
     ("kl_gradient", "k3"): {"kl_estimator": "k2"},
     ("kl_gradient", "k1"): {"kl_estimator": "k2"},
     ("baseline", "entropic"): {"scale": "none"},
+    ("baseline", "optimal_token"): {"scale": "none", "credit": "reward_to_go"},
 }
 """What else a value needs before it means anything, on both sides of the comparison."""
 
@@ -219,11 +224,10 @@ def test_entropy_bonus_without_entropies_follows_the_score_function():
 
 def test_rewards_are_only_read():
     x = numbers(0)
-    record = rollouts(x, torch.as_tensor)
-    before = record.reward_parts_NK.clone()
+    before = torch.as_tensor(x["parts"]).clone()
     for name in RECIPES:
-        advantages(record, recipe(name))
-    assert torch.equal(record.reward_parts_NK, before)
+        advantages(rollouts(x, torch.as_tensor, recipe(name)), recipe(name))
+    assert torch.equal(torch.as_tensor(x["parts"]), before)
 
 
 @pytest.mark.parametrize("shape", [(13, 1), (6,), (1, 1), (13, 5)])

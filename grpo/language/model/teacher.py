@@ -12,7 +12,7 @@ from torch import Tensor
 
 from grpo.capabilities import Teaches
 from grpo.config import ConfigError
-from grpo.experience import trajectory_reward
+from grpo.credit import trajectory_reward
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat
 from grpo.language.model import loading

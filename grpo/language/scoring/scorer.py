@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from grpo.core.advantages import decision_energy
 from grpo.language.planning.cost import MODULE_TOKENS, Setup
 from grpo.language.planning.shape import ModelShape, Unknown
 from grpo.language.samples import Sample
@@ -104,6 +105,21 @@ class Scorer:
         found, order = self._parts(samples, lambda some: self._with_likeliest(some, steps, count))
         made = (torch.cat(arrays)[order] for arrays in zip(*found, strict=True))
         return Taught(*made)
+
+    def energies(self, samples: Sequence[Sample], steps: int) -> Tensor:
+        """(N, T) how strongly each sampled token pulls at its logits, 0 elsewhere; without gradient."""
+
+        def compute(out: Tensor, target_M: Tensor) -> tuple[Tensor, ...]:
+            logp_MV = self._scaled(self._logits(out)).log_softmax(-1)
+            return (decision_energy(logp_MV.gather(-1, target_M[:, None])[:, 0], (2 * logp_MV).exp().sum(-1)),)
+
+        def score(some: list[Sample]) -> Tensor:
+            batch = pack(some, steps, self.packing, self.pad, self.device)
+            (energy_M,) = self._tiled(compute, self._outputs(batch), batch.target_M)
+            return _scattered(energy_M, batch.cell_M, (len(some), steps))
+
+        found, order = self._parts(samples, score)
+        return torch.cat(found)[order]
 
     def _parts(self, samples: Sequence[Sample], score: Callable[[list[Sample]], Found]) -> tuple[list[Found], Tensor]:
         """What `score` says of passes that fit, and the order that puts their rows back in place."""

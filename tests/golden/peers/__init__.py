@@ -17,6 +17,7 @@ ADAPTERS = {
     "tunix": tunix.run,
     "areal": rows.areal,
     "roll": rows.roll,
+    "roll_gigpo": rows.gigpo,
     "discover": rows.discover,
     "trl_teacher": teachers.trl,
     "verl_teacher": teachers.verl,

@@ -8,7 +8,7 @@ from grpo.core import advantages as adv
 from grpo.core import gates, kl, ratios, reductions
 from grpo.core.arrays import masked, namespace, row_sum, zeros
 from grpo.core.reductions import count
-from grpo.experience import advantages
+from grpo.credit import advantages
 from grpo.objective import objective
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts

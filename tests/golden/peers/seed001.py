@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grpo.core.arrays import zeros
-from grpo.experience import trajectory_advantages
+from grpo.credit import trajectory_advantages
 from grpo.objective import objective
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts

@@ -9,7 +9,7 @@ from grpo.core.advantages import batch_std, combine_rewards
 from grpo.core.arrays import clip, row_sum, zeros
 from grpo.core.reductions import Denominators, count
 from grpo.core.surrogates import Cispo, Clip, Sapo, Vespo
-from grpo.experience import trajectory_advantages
+from grpo.credit import trajectory_advantages
 from grpo.objective import objective
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts

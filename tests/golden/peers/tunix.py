@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from grpo.core import diagnostics, ratios
-from grpo.experience import trajectory_advantages
+from grpo.credit import trajectory_advantages
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts
 from tests.golden import beyond

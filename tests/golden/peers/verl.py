@@ -10,7 +10,7 @@ from grpo.core import diagnostics, gates, kl, ratios, reductions
 from grpo.core.arrays import masked, namespace, zeros
 from grpo.core.reductions import Denominators, count
 from grpo.core.surrogates import owners
-from grpo.experience import advantages
+from grpo.credit import advantages
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts
 from tests.golden import beyond
@@ -208,7 +208,7 @@ ESTIMATORS = {
     "gpg": {"scale": "none"},
     "gdpo": {"credit": "per_reward", "scale_eps": 1e-6, "whiten": "decisions"},
     "reinforce_plus_plus": {"credit": "reward_to_go", "baseline": "none", "scale": "none", "whiten": "decisions"},
-    "remax": {"credit": "reward_to_go", "baseline": "given", "scale": "none"},
+    "remax": {"credit": "reward_to_go", "baseline": "greedy", "scale": "none"},
 }
 RAW_SINGLETONS = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "opo", "reinforce_plus_plus_baseline", "gpg", "gdpo")
 
@@ -276,16 +276,10 @@ def _raw_singletons(rollouts, r):
 
 
 def _optimal_token_baseline(kind, vector, backend, x, mask):
-    energy = beyond.decision_energy(x["old_log_probs"], x["sum_pi_squared"])
+    energy = adv.decision_energy(x["old_log_probs"], x["sum_pi_squared"])
     if x.get("rollout_is_weights") is not None:
         energy = energy * x["rollout_is_weights"] ** 2
     group = backend.ints(_numbered(vector.inputs["index"]))
     returns = adv.reward_to_go(x["token_level_rewards"], mask)
-    if kind.startswith("tir"):  # tool output is squeezed out first, so that steps count the policy's own decisions
-        squeezed = [beyond.squeeze_holes(a, mask) for a in (returns, energy)]
-        short = beyond.squeeze_holes(mask, mask)
-        baseline = beyond.optimal_token_baseline(squeezed[0], short, group, squeezed[1])
-        baseline = beyond.spread_holes(baseline, mask)
-    else:
-        baseline = beyond.optimal_token_baseline(returns, mask, group, energy)
+    baseline = adv.optimal_token_baseline(returns, energy, mask, group)
     return Case({"advantages": masked(returns - baseline, mask), "returns": returns})

@@ -94,7 +94,7 @@ def test_anchors_need_observations_that_can_be_equal():
 
 def test_same_step_means_leave_out_who_has_ended():
     made, rollouts = collect(advantage="step", group_size=4, groups_per_step=2, gamma=1.0, scale="none")
-    from grpo.experience import advantages
+    from grpo.credit import advantages
 
     found = advantages(rollouts, made.recipe)
     to_go = torch.flip(torch.cumsum(torch.flip(rollouts.reward_NT, [1]), 1), [1])

@@ -1,4 +1,4 @@
-"""Single variants by hand: the entropic baseline, the second-moment gate, TOPR."""
+"""Single variants by hand: the entropic and the optimal token baseline, the second-moment gate, TOPR, turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo.core import gates
-from grpo.core.advantages import entropic
+from grpo.core.advantages import decision_energy, entropic, optimal_token_baseline, to_turns, turns
 from grpo.core.surrogates import topr
 from tests.batches import MAKERS
 
@@ -58,3 +58,40 @@ def test_topr_by_hand():
     loss = topr(ratio, advantage, logp)
     assert loss.tolist() == [[2.0, 4.0, -2.0, -2.0]]
     assert torch.autograd.grad(loss.sum(), logp)[0].tolist() == [[-2.0, -2.0, 2.0, 1.0]]
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_optimal_token_baseline_by_hand(maker):
+    """Σ G·W / Σ W at each decision of one's own; a hole is nobody's decision, and a tail of one has nothing."""
+    make = MAKERS[maker]
+    returns = np.array([[1.0, 1.0, 1.0, 1.0], [0.0, 9.0, 0.0, 9.0]])
+    mask = np.array([[True, True, True, False], [True, False, True, False]])
+    energy = np.array([[0.5, 0.25, 0.25, 9.0], [1.5, 9.0, 0.5, 9.0]])
+    got = np.asarray(optimal_token_baseline(make(returns), make(energy), make(mask), make(np.zeros(2, int))))
+    first, second = 0.5 / (0.5 + 1.5), 0.75 / (0.75 + 2.0)
+    np.testing.assert_allclose(got, [[first, second, 0.0, 0.0], [first, 0.0, second, 0.0]], rtol=1e-12)
+
+
+def test_energy_is_the_gradients_and_its_baseline_the_least_noisy():
+    """On a softmax of four: no constant makes the expected square of (r − b)·∇ log π smaller."""
+    logits, reward = torch.tensor([0.3, -1.0, 1.2, 0.0]).double().requires_grad_(), torch.tensor([1.0, 0, 0.2, 3])
+    p = logits.softmax(0)
+    pulls = [torch.autograd.grad(p.log()[i], logits, retain_graph=True)[0].square().sum() for i in range(4)]
+    energy = decision_energy(p.log().detach(), p.detach().square().sum().expand(4))
+    torch.testing.assert_close(energy, torch.stack(pulls))
+
+    def noise(b):
+        return float((p.detach() * (reward - b) ** 2 * energy).sum())
+
+    best = float((p.detach() * reward * energy).sum() / (p.detach() * energy).sum())
+    assert noise(best) < min(noise(best + 0.01), noise(best - 0.01), noise(float((p.detach() * reward).sum())))
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_turns_are_what_nobody_interrupts(maker):
+    make = MAKERS[maker]
+    mask = make(np.array([[True, True, False, True], [False, True, True, True]]))
+    first, number = turns(mask)
+    assert np.asarray(first).tolist() == [[True, False, False, True], [False, True, False, False]]
+    value = make(np.array([[1.0, 2.0, 0.0, 4.0], [0.0, 1.0, 1.0, 1.0]]))
+    assert np.asarray(to_turns(value, number))[np.asarray(mask)].tolist() == [3.0, 3.0, 4.0, 3.0, 3.0, 3.0]

@@ -19,12 +19,12 @@ from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 ROWS = [{"prompt": f"{a}+{a}=", "answer": str(a + a)} for a in range(3, 9)]
 
 
-def make(folder=None, model=None, expert=None, rewards=None, **settings):
+def make(folder=None, model=None, expert=None, rewards=None, environment=None, **settings):
     given = {"group_size": 4, "groups_per_step": 2, "max_completion_length": 5, "preflight": False, "device": "cpu"}
     args = GRPOConfig(**given | {"output_dir": str(folder or "unused"), "learning_rate": 1e-3} | settings)
     return GRPOTrainer(
         model=model or tiny_model(), reward_funcs=rewards, args=args, train_dataset=ROWS,
-        processing_class=tiny_tokenizer(), teacher_model=expert,
+        processing_class=tiny_tokenizer(), teacher_model=expert, environment=environment,
     )  # fmt: skip
 
 
