@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     PrivateAttr,
+    StringConstraints,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -33,7 +34,7 @@ from grpo.recipes import recipe as row
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "NamedCode", "Worded", "wrong_values"]
+__all__ = ["COLUMNS", "MINIBATCHES", "ConfigError", "GRPOConfig", "NamedCode", "RayWorkers", "Worded", "wrong_values"]
 
 MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "minibatches")
 """Sizes of a minibatch, in what it is made of, or how many there are."""
@@ -53,6 +54,9 @@ BLOCKS: Blocks = {
     "algorithm": ("loss_type", "old_logp", "report_entropy", "ref_sync_steps", "ref_mixup_alpha", *column_types()),
 }  # fmt: skip
 """Block → settings, of what every domain shares."""
+
+RayWorkers: TypeAlias = Annotated[str, StringConstraints(pattern=r"^ray(:[1-9][0-9]*)?$")]
+"""A setting: `ray`, one actor of a Ray cluster for each of its processors, or `ray:8`, so many."""
 
 
 @dataclass(frozen=True)

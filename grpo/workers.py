@@ -26,10 +26,11 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection, util
 from multiprocessing.reduction import ForkingPickler
 from operator import is_
-from typing import Any
+from typing import Any, TypeAlias
 
 from grpo.errors import line
 from grpo.run import output
@@ -94,7 +95,7 @@ class Worker:
             target=self._serve,
             args=(theirs, self._function, self._timeout + ORPHAN_GRACE),
             daemon=True,
-            name=f"worker {_name(self._function)}",
+            name=f"worker {name_of(self._function)}",
         )
         self._process.start()
         theirs.close()
@@ -123,12 +124,12 @@ class Worker:
         try:
             message = bytes(ForkingPickler.dumps((item, seed)))
         except Exception as error:  # anything a user's class may raise
-            return Outcome(reason=f"its argument cannot be sent ({line(error)})", of=_name(self._function))
+            return Outcome(reason=f"its argument cannot be sent ({line(error)})", of=name_of(self._function))
         try:
             self.wait_ready()
         except CannotStart as error:
             self.restart()
-            return Outcome(reason=str(error), of=_name(self._function))
+            return Outcome(reason=str(error), of=name_of(self._function))
         self._deadline = time.monotonic() + self._timeout
         try:
             self.pipe.send_bytes(message)
@@ -138,8 +139,8 @@ class Worker:
             pass
         return None
 
-    def answer(self) -> Outcome:
-        """The outcome, when `pipe` has one or has closed."""
+    def answer(self) -> Outcome | None:
+        """The outcome, when `pipe` has one or has closed; None: the call has been begun again."""
         try:
             outcome = Outcome(*self.pipe.recv())
             if outcome.changed:
@@ -151,9 +152,9 @@ class Worker:
             self._process.join(5)
             code = self._process.exitcode
             self.restart()
-            return Outcome(reason=f"its process died (exit code {code})", of=_name(self._function))
+            return Outcome(reason=f"its process died (exit code {code})", of=name_of(self._function))
         except Exception as error:  # a value that cannot be made again on this side
-            return Outcome(reason=f"its value cannot be read ({line(error)})", of=_name(self._function))
+            return Outcome(reason=f"its value cannot be read ({line(error)})", of=name_of(self._function))
 
     def seconds_left(self) -> float:
         """Until the call is too slow."""
@@ -162,7 +163,7 @@ class Worker:
     def give_up(self) -> Outcome:
         """Kill a call that is too slow."""
         self.restart()
-        return Outcome(reason=f"no answer in {self._timeout:g} s, killed", of=_name(self._function))
+        return Outcome(reason=f"no answer in {self._timeout:g} s, killed", of=name_of(self._function))
 
     def restart(self) -> None:
         """A fresh process."""
@@ -177,6 +178,10 @@ class Worker:
         self._process.kill()  # in case it had not got that far
         self._process.join()
         self._process.close()
+
+
+Hire: TypeAlias = Callable[[Callable[..., Any], float], Worker]
+"""A worker for a function, with a time limit for each call."""
 
 
 class Feed:
@@ -231,7 +236,9 @@ class Pool:
         timeout: float = 30.0,
         start: str = "spawn",
         or_inline: bool = True,
+        hire: Hire | None = None,
     ) -> None:
+        """hire: where workers come from, if not from this machine (`grpo.cluster`)."""
         if workers < 1 or timeout <= 0:
             raise ValueError(f"a pool needs workers ≥ 1 and timeout > 0, got {workers} and {timeout}")
         self._function = function
@@ -240,13 +247,15 @@ class Pool:
         # Before multiprocessing's own exit handler, which would wait for ever for a worker that ignores SIGTERM.
         self._at_exit = util.Finalize(self, close_all, (self._workers,), exitpriority=100)
         try:
-            ForkingPickler.dumps(function)
-            context = multiprocessing.get_context(start)
-            self._workers += [Worker(function, timeout, context) for _ in range(workers)]
+            if hire is None:
+                ForkingPickler.dumps(function)
+                hire = partial(Worker, context=multiprocessing.get_context(start))
+            for _ in range(workers):  # one by one, so that those that are there are closed should the next one fail
+                self._workers.append(hire(function, timeout))
             self._workers[0].wait_ready()
         except Exception as error:  # each kind of object fails to be sent in its own way
             close_all(self._workers)
-            told = f"{_name(function)} cannot run in another process ({line(error)})"
+            told = f"{name_of(function)} cannot run in another process ({line(error)})"
             if not or_inline:
                 raise CannotStart(told, line(error)) from error
             warnings.warn(
@@ -318,9 +327,10 @@ def finished(busy: Sequence[Worker], bell: int | None = None) -> list[tuple[Work
     ready = set(connection.wait(watched, limit))
     if bell in ready:
         os.read(bell, 65536)
-    done = [(worker, worker.answer()) for worker in busy if worker.pipe in ready]
+    heard = [worker for worker in busy if worker.pipe in ready]
     late = [worker for worker in busy if worker.pipe not in ready and worker.seconds_left() <= 0]
-    return done + [(worker, worker.give_up()) for worker in late if worker not in dict(done)]
+    done = [(worker, outcome) for worker in heard if (outcome := worker.answer()) is not None]
+    return done + [(worker, worker.give_up()) for worker in late]
 
 
 def close_all(workers: list[Worker]) -> None:
@@ -339,35 +349,55 @@ def _limit(pipe: connection.Connection, seconds: float) -> None:
 # --- in the worker --------------------------------------------------------------------------------------------------
 
 
+class Serving:
+    """Makes calls of a function, each of which leaves the process as it found it."""
+
+    def __init__(self, function: Callable[[Any], Any], limit: float) -> None:
+        """limit: seconds after which a call ends the process, should nobody else do so."""
+        self._function, self._limit = function, limit
+        self._home, self._environment, self._watch = os.getcwd(), dict(os.environ), _Watch()
+        self._nowhere = open(os.devnull, "w")  # noqa: SIM115  # open for as long as the process
+
+    def __call__(self, item: Any, seed: str) -> tuple[Any, str | None, str, str]:
+        """The parts of an `Outcome`."""
+        _seed(seed)
+        # A thread of the interpreter's own, which needs no GIL: ends the process should the parent be gone.
+        faulthandler.dump_traceback_later(self._limit, exit=True, file=self._nowhere)
+        try:
+            outcome = _call(self._function, item)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        return outcome.value, outcome.reason, outcome.of, self._watch.changed()
+
+    def tidy(self) -> None:
+        """What a call did to the working directory and the environment ends with it."""
+        os.chdir(self._home)
+        os.environ.clear()
+        os.environ.update(self._environment)
+
+
 def _serve(pipe: connection.Connection, function: Callable[[Any], Any], limit: float) -> None:
     """Answer calls until the parent closes its end."""
     os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what the function starts
     output.install()  # what the function prints is nobody's failure
     pipe.send(None)
-    home, environment, watch = os.getcwd(), dict(os.environ), _Watch()
-    with open(os.devnull, "w") as nowhere:
-        while True:
-            try:
-                item, seed = pipe.recv()
-            except (EOFError, OSError):
-                return
-            except Exception as error:  # an argument that cannot be made again on this side
-                pipe.send((None, f"its argument cannot be read ({line(error)})", _name(function)))
-                continue
-            _seed(seed)
-            # A thread of the interpreter's own, which needs no GIL: ends the process should the parent be gone.
-            faulthandler.dump_traceback_later(limit, exit=True, file=nowhere)
-            outcome = _call(function, item)
-            faulthandler.cancel_dump_traceback_later()
-            try:
-                pipe.send((outcome.value, outcome.reason, outcome.of, watch.changed()))
-            except OSError:
-                return
-            except Exception as error:  # a value that cannot be sent
-                pipe.send((None, f"its value cannot be sent ({line(error)})", _name(function)))
-            os.chdir(home)
-            os.environ.clear()
-            os.environ.update(environment)
+    serving = Serving(function, limit)
+    while True:
+        try:
+            item, seed = pipe.recv()
+        except (EOFError, OSError):
+            return
+        except Exception as error:  # an argument that cannot be made again on this side
+            pipe.send((None, f"its argument cannot be read ({line(error)})", name_of(function)))
+            continue
+        answer = serving(item, seed)
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+        except Exception as error:  # a value that cannot be sent
+            pipe.send((None, f"its value cannot be sent ({line(error)})", name_of(function)))
+        serving.tidy()
 
 
 WATCHED = ("builtins", "math", "random", "re", "json", "numpy", "numpy.random")
@@ -402,7 +432,7 @@ def _call(function: Callable[[Any], Any], item: Any) -> Outcome:
     except BaseException as error:  # also sys.exit: a reward has no say in when training ends
         if from_a_person(error):  # while running inline
             raise
-        return Outcome(reason=line(error), of=_name(function))
+        return Outcome(reason=line(error), of=name_of(function))
 
 
 def _seed(seed: str) -> None:
@@ -415,5 +445,6 @@ def _seed(seed: str) -> None:
         sys.modules["torch"].manual_seed(number)
 
 
-def _name(function: Any) -> str:
+def name_of(function: Any) -> str:
+    """For messages."""
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

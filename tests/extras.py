@@ -8,3 +8,7 @@ needs_envpool = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None,
     reason="EnvPool is a download of 700 MB: make test EXTRAS=dev,envpool",
 )
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is a download of 80 MB: pip install 'anygrpo[ray]'",
+)

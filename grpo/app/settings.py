@@ -18,7 +18,7 @@ from grpo.app.words import EVERY
 from grpo.blocks import DIALECT_BLOCKS, Leaf, as_it_is, unfolded
 from grpo.config import ConfigError, GRPOConfig
 from grpo.core.surrogates import flattened
-from grpo.dialects import OWN, Spelling, Translation, key_of, read, spellings
+from grpo.dialects import OWN, Spelling, Translation, joined, key_of, read, spellings
 from grpo.errors import nearest
 from grpo.recipes import RECIPES, column_types
 from grpo.run.config import RunConfig
@@ -317,14 +317,15 @@ def _translated(
     settings: dict[str, Any] = {}
     along: dict[str, tuple[str, dict[str, Any]]] = {}
     spelled: dict[str, Translation] = {}
+    every = joined(EVERY, dict.fromkeys(EVERY, model.words[OWN]))  # the room's own words are said in any dialect
     for block, words in (
         (_of_the_task(layer, model), layer.dialect or dialect),
         (layer.algorithm, layer.dialect or ALGORITHM_DIALECT),
     ):
         try:
-            known = spellings(words, EVERY)
+            known = spellings(words, every)
             flat = unfolded(block, model.blocks, model.model_fields, known, layer.leaf)
-            ours, soft, done = read(_settled(flat, model, known), words, {**before, **settings}, EVERY)
+            ours, soft, done = read(_settled(flat, model, known), words, {**before, **settings}, every)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{layer.origin}: {error}") from None
         settings |= {name: _fitting(name, value, model) for name, value in ours.items()}

@@ -7,13 +7,13 @@ group, batch-std scaling, many passes that stop when the policy has moved far en
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from grpo.blocks import Blocks, extended
-from grpo.config import ConfigError, GRPOConfig, NamedCode
-from grpo.control.dialect import WORDS
+from grpo.config import ConfigError, GRPOConfig, NamedCode, RayWorkers
+from grpo.control.dialect import HERE, WORDS
 from grpo.dialects import SYSTEMS, Words, joined
 from grpo.envs.rules import EpisodeRules
 from grpo.recipes import RECIPES
@@ -62,7 +62,7 @@ class ControlConfig(GRPOConfig):
         "env", "max_episode_steps", "hidden", "advantage", "group_size", "groups_per_step", "learning_rate", "seed",
         "run.steps", "run.evaluate_every",
     )  # fmt: skip
-    words: ClassVar[Words] = joined(SYSTEMS, WORDS)
+    words: ClassVar[Words] = joined(SYSTEMS, WORDS, HERE)
 
     # --- the environment
     env: str = "CartPole-v1"
@@ -76,8 +76,9 @@ class ControlConfig(GRPOConfig):
     in killable processes. auto: the first that applies; environments of your own run in processes."""
     num_envs: int | None = Field(default=None, ge=1)
     """Copies that play at a time; None: all of the step's episodes, at most 64."""
-    workers: int | None = Field(default=None, ge=1)
-    """Processes, for vector=processes; None: one a core."""
+    workers: Annotated[int, Field(ge=1)] | RayWorkers | None = None
+    """Processes, for vector=processes; None: one a core. ray: actors of a Ray cluster, one for each of its processors;
+    ray:8: so many."""
     env_timeout: float = Field(default=30.0, gt=0)
     """Seconds a process may take for one step before it is killed and the episode counted as failed."""
     action_repeat: int = Field(default=1, ge=1)
@@ -221,8 +222,9 @@ class ControlConfig(GRPOConfig):
             idle["reward_scale"] = f"scale={self.recipe.scale} divides it out; it needs scale=none"
         if "films" in given and self.group_by == "steps":
             idle["films"] = "it needs whole episodes, not group_by=steps"
-        if self.workers is not None and self.vector not in ("auto", "processes"):
-            idle["workers"] = "it needs vector=processes"
+        home = ("auto",) if isinstance(self.workers, str) else ("auto", "processes")
+        if self.workers is not None and self.vector not in home:
+            idle["workers"] = f"it needs vector={home[-1]}"
         changed = self._changed("warm_start_episodes", "warm_start_passes")
         if self.warm_start is None:
             idle |= dict.fromkeys(changed, "it needs warm_start")

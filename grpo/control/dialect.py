@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from grpo.dialects import SYSTEMS
 from grpo.dialects.spelling import Settings, Spelling, refuse, truth, whole
 
 
@@ -29,5 +30,9 @@ EMBODIED = (
 )
 """Of the `algorithm:` block of its embodied configurations; those with one meaning everywhere are elsewhere."""
 
+
 WORDS = {"rlinf": EMBODIED}
 """By system, beside those that every room understands."""
+
+HERE = dict.fromkeys(SYSTEMS, (Spelling("envs", "num_envs", "the same, as the world-model room calls it"),))
+"""Of this room alone, where `envs` is nobody else's word."""

@@ -4,6 +4,7 @@
     make_fleet("MiniGrid-Empty-5x5-v0", 8)             one after the other, in this process
     make_fleet("my_package.envs:Maze", 8, workers=4)   your own code: in processes that may hang or die
     make_fleet("maze.py:Maze", 8)
+    make_fleet("maze.py:Maze", 512, workers="ray")     the same on every machine of a Ray cluster
     make_fleet(lambda: Maze(size=5), 8)
 
 Every episode must end, so an environment without a time limit of its own gets one.
@@ -34,8 +35,8 @@ from grpo.envs.serial import Env, SerialFleet, name_of, time_limit
 from grpo.errors import line
 from grpo.workers import CannotStart
 
-Kind: TypeAlias = Literal["auto", "classic", "vector", "envpool", "serial", "processes"]
-KINDS: tuple[Kind, ...] = ("auto", "classic", "vector", "envpool", "serial", "processes")
+Kind: TypeAlias = Literal["auto", "classic", "vector", "envpool", "serial", "processes", "ray"]
+KINDS: tuple[Kind, ...] = ("auto", "classic", "vector", "envpool", "serial", "processes", "ray")
 
 DEFAULT_HORIZON = 1000
 """Steps after which an episode is cut where nothing else limits it."""
@@ -139,22 +140,21 @@ def make_fleet(
     kind: Kind = "auto",
     kwargs: Mapping[str, Any] | None = None,
     horizon: int | None = None,
-    workers: int | None = None,
+    workers: int | str | None = None,
     timeout: float = 30.0,
 ) -> Fleet:
     """A fleet of `size` members; see `EnvFactory` for what `env` may be, or give an environment itself.
 
     `auto` takes the fastest that serves: our own arrays, then a registered batched form, then this process for
-    packages that are known to behave, then processes. `workers` and `timeout` are for processes.
+    packages that are known to behave, then processes. `workers` and `timeout` are for processes; `workers="ray"`, or
+    `"ray:8"`, are actors of a Ray cluster (`grpo.cluster`).
     """
     if kind not in KINDS:
         raise EnvError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
     if size < 1 or (horizon is not None and horizon < 1):
         raise EnvError(f"a fleet needs at least one member, and a horizon at least one step; got {size} and {horizon}")
-    if workers is not None and kind == "auto":
-        kind = "processes"
-    if workers is not None and kind != "processes":
-        raise EnvError(f"workers={workers} means processes; leave it out for kind={kind!r}")
+    if workers is not None:
+        kind = _with_workers(kind, workers)
     if isinstance(env, gym.Env):
         return _around(env, size, kind, kwargs, horizon)
     factory = env if isinstance(env, EnvFactory) else EnvFactory(env)
@@ -167,7 +167,14 @@ def make_fleet(
             if kind != "auto" or chosen == "classic":
                 raise
             chosen = _place(factory)  # a batched form that does not do all that a fleet must
+    if chosen == "ray":
+        from grpo.envs.ray_fleet import RayFleet
+
+        far = RayFleet(factory, size, str(workers or "ray"), timeout)
+        _remark(far.remarks)
+        return far
     if chosen == "processes":
+        assert not isinstance(workers, str)
         from grpo.envs.processes import ProcessFleet
 
         try:
@@ -186,6 +193,14 @@ def make_fleet(
     fleet = SerialFleet(factory, size)
     _remark(fleet.check())
     return fleet
+
+
+def _with_workers(kind: Kind, workers: int | str) -> Kind:
+    """Processes, or actors; EnvError where another kind was asked for."""
+    meant: Kind = "ray" if isinstance(workers, str) else "processes"
+    if kind not in ("auto", meant):
+        raise EnvError(f"workers={workers} means {meant}; leave it out for kind={kind!r}")
+    return meant
 
 
 def limited(env: Env, horizon: int | None = None) -> Env:

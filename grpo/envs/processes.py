@@ -1,11 +1,9 @@
 """Copies of one environment in other processes: they run side by side, and can be killed.
 
-Member i lives in worker i mod `workers`; a worker is a process with a `SerialFleet` of its members. A call goes to all
+A worker is a process with a `SerialFleet` of its members. A call goes to all
 workers it concerns before any answer is awaited, and pictures do not travel with it (`grpo.envs.shared_memory`). One
 that stays in one call of an environment for longer than `timeout`, or that dies, is replaced; its members, the innocent
 too, have lost their episodes and say so until they are reset. The other workers' answers count.
-
-Letters: M members of a call.
 """
 
 from __future__ import annotations
@@ -14,26 +12,23 @@ import faulthandler
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection, util
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import gymnasium as gym
-import numpy as np
-
-from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
-from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, numbered, told, when
+from grpo.envs.fleet import Begun, EnvError, Stepped
+from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, when
 from grpo.envs.shared_memory import SharedObservations, share
-from grpo.envs.spaces import leaves, put, zeros
+from grpo.envs.spread import SpreadFleet, calls, name_of_factory
 from grpo.errors import line
 from grpo.run import output
 from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished, processors
 
 
-class ProcessFleet:
+class ProcessFleet(SpreadFleet):
     """`size` members in `workers` processes (one a processor, unless told); the factory must be sendable.
 
     `timeout` is for one call of one environment, so that a long replay is not taken for a hang. Making one may take
@@ -42,19 +37,16 @@ class ProcessFleet:
 
     def __init__(self, make: Make, size: int, workers: int | None = None, timeout: float = 30.0) -> None:
         count = min(size, processors()) if workers is None else min(size, workers)
-        self.name = str(getattr(make, "name", None) or getattr(make, "__qualname__", type(make).__qualname__))
+        super().__init__(name_of_factory(make), size, count)
         if count < 1 or timeout <= 0:
             raise EnvError(f"{self.name}: size, workers and timeout must be above 0; got {size}, {workers}, {timeout}")
         try:
             ForkingPickler.dumps(make)
         except Exception as error:  # each kind of object fails to be sent in its own way
             raise CannotStart(f"{self.name} cannot be sent to another process ({line(error)})") from error
-        self.size, self._count = size, count
         self._workers: list[EnvWorker] = []
         # Before multiprocessing's own exit handler, which would wait for ever for a worker that ignores SIGTERM.
         self._at_exit = util.Finalize(self, close_all, (self._workers,), exitpriority=100)
-        self._lost: dict[int, str] = {}
-        self._shared: SharedObservations | None = None
         try:
             self._workers += [EnvWorker(_Crew(make, self.name, size, timeout)) for _ in range(count)]
             self._workers[0].wait_ready()
@@ -64,61 +56,8 @@ class ProcessFleet:
         except BaseException:
             self._at_exit()
             raise
-        self.observation_space: gym.Space[Any] = about.observation_space
+        self._described(about)
         self._shared = share(self.observation_space, size)
-        self.action_space: gym.Space[Any] = about.action_space
-        self.horizon: int | None = about.horizon
-        self.remarks: list[str] = about.remarks
-        """What works less well than it could."""
-
-    def reset(self, members: Sequence[int] | np.ndarray, seeds: Sequence[int]) -> Begun:
-        """Begin episodes; equal seeds, equal starts. A member that had failed is made anew."""
-        return self._begin("reset", members, [int(seed) for seed in seeds])
-
-    def restore(self, members: Sequence[int] | np.ndarray, snapshots: Sequence[Snapshot]) -> Begun:
-        """Put members into moments of episodes, their own or those of others."""
-        return self._begin("restore", members, list(snapshots))
-
-    def step(self, members: Sequence[int] | np.ndarray, actions: Any) -> Stepped:
-        """One action for each of these members; the others stand still."""
-        numbers, action_M = numbered(members, self.size, self.name), np.asarray(actions)
-        if action_M.shape[:1] != (len(numbers),):
-            raise EnvError(
-                f"{self.name}: actions of shape {action_M.shape} for {len(numbers)} members; give one for each"
-            )
-        reward_M, success_M = np.zeros(len(numbers)), np.full(len(numbers), np.nan)
-        terminated_M, truncated_M = np.zeros(len(numbers), bool), np.zeros(len(numbers), bool)
-        lost = {
-            at: f"{self._lost[number]}; reset it first" for at, number in enumerate(numbers) if number in self._lost
-        }
-        seen, errors, parts = self._call("step", numbers, action_M, lost)
-        for at, part in parts:
-            reward_M[at], terminated_M[at], truncated_M[at] = part.reward_M, part.terminated_M, part.truncated_M
-            if part.success_M is not None:
-                success_M[at] = part.success_M
-        return Stepped(seen, reward_M, terminated_M, truncated_M, told(success_M), errors)
-
-    def snapshot(self, members: Sequence[int] | np.ndarray) -> list[Snapshot]:
-        """Moments to come back to; see `SerialFleet.snapshot`."""
-        numbers = numbered(members, self.size, self.name)
-        for number in numbers:
-            if number in self._lost:
-                raise EnvError(f"{self._lost[number]}; reset it first")
-        at = self._positions(numbers)
-        found = self._ask({w: ("snapshot", ([numbers[i] for i in at[w]],)) for w in at})
-        taken: dict[int, Snapshot] = {}
-        for w, snapshots in found.items():
-            if snapshots is None:
-                raise EnvError(self._lost[numbers[at[w][0]]])
-            taken |= dict(zip(at[w], snapshots, strict=True))
-        return [taken[i] for i in range(len(numbers))]
-
-    def branching(self) -> str:
-        """How snapshots are restored; see `SerialFleet.branching`."""
-        found = self._ask({0: ("branching", ())})[0]
-        if found is None:
-            raise EnvError(self._lost[0])
-        return str(found)
 
     def close(self) -> None:
         """Close every environment and leave no process behind."""
@@ -129,44 +68,6 @@ class ProcessFleet:
                 self._at_exit()
                 if self._shared is not None:
                     self._shared.close()
-
-    def _begin(self, how: str, members: Sequence[int] | np.ndarray, starts: list[Any]) -> Begun:
-        numbers = numbered(members, self.size, self.name)
-        if len(starts) != len(numbers):
-            raise EnvError(f"{self.name}: {len(starts)} starts for {len(numbers)} members; give one for each")
-        for number in numbers:
-            self._lost.pop(number, None)
-        seen, errors, _ = self._call(how, numbers, starts, {})
-        return Begun(seen, errors)
-
-    def _call(
-        self, how: str, numbers: list[int], given: Any, errors: dict[int, str]
-    ) -> tuple[Tree, dict[int, str], list[tuple[list[int], Any]]]:
-        """Those without an error yet do something: what is seen, all errors, and each worker's part of the answer."""
-        seen, parts = None if self._shared else zeros(self.observation_space, len(numbers)), []
-        at = self._positions(numbers, without=errors)
-        calls = {w: (how, ([numbers[i] for i in at[w]], _picked(given, at[w]))) for w in at}
-        for w, part in self._ask(calls).items():
-            if part is None:
-                errors |= {i: self._lost[numbers[i]] for i in at[w]}
-                continue
-            if self._shared is None:
-                put(seen, at[w], part.observation)
-            errors |= {at[w][i]: text for i, text in part.errors.items()}
-            parts.append((at[w], part))
-        if self._shared is not None:
-            seen = self._shared.read(numbers)
-            for x in leaves(seen):
-                x[list(errors)] = 0
-        return seen, errors, parts
-
-    def _positions(self, numbers: list[int], without: Mapping[int, str] | None = None) -> dict[int, list[int]]:
-        """Positions in the call, by worker."""
-        at: dict[int, list[int]] = {}
-        for i, number in enumerate(numbers):
-            if i not in (without or {}):
-                at.setdefault(number % self._count, []).append(i)
-        return at
 
     def _ask(self, calls: Mapping[int, tuple[str, Any]]) -> dict[int, Any]:
         """What each worker answers; None from one that was lost over it."""
@@ -226,6 +127,7 @@ class EnvWorker(Worker):
     def answer(self) -> Outcome:
         """The outcome, when there is one or the process has died."""
         outcome = super().answer()
+        assert outcome is not None  # processes are not asked again
         if self._ready or outcome.ok:
             return outcome
         return Outcome(reason=f"{outcome.reason}; started again")
@@ -236,7 +138,7 @@ class EnvWorker(Worker):
 
     def give_up(self) -> Outcome:
         """Kill it."""
-        limit = _allowed(self.last[1], self._timeout)
+        limit = allowed_for(self.last[1], self._timeout)
         self.restart()
         return Outcome(reason=f"hung for {limit:g} s; killed and started again")
 
@@ -251,26 +153,12 @@ class EnvWorker(Worker):
         return self._ready
 
 
-def _picked(given: Any, at: list[int]) -> Any:
-    return given[at] if isinstance(given, np.ndarray) else [given[i] for i in at]
-
-
-def _allowed(step: int, timeout: float) -> float:
+def allowed_for(step: int, timeout: float) -> float:
     """Seconds that one call of an environment may take."""
     return max(START_TIMEOUT, timeout) if step == MAKING else timeout
 
 
 # --- in the worker --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class About:
-    """What the other side needs to know of an environment."""
-
-    observation_space: gym.Space[Any]
-    action_space: gym.Space[Any]
-    horizon: int | None
-    remarks: list[str]
 
 
 @dataclass(frozen=True)
@@ -286,7 +174,7 @@ class _Crew:
         return SerialFleet(self.make, self.size, watch)
 
 
-class _Alarm:
+class Alarm:
     """Ends a process that is stuck after its parent has gone: a thread of the interpreter's own, which needs no GIL."""
 
     def __init__(self, grace: float, file: Any) -> None:
@@ -314,10 +202,10 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
     written: SharedObservations | None = None
     grace = limit - crew.timeout
     with open(os.devnull, "w") as nowhere:
-        alarm = _Alarm(grace, nowhere)
+        alarm = Alarm(grace, nowhere)
 
         def watch(member: int, step: int) -> None:
-            allowed = _allowed(step, crew.timeout)
+            allowed = allowed_for(step, crew.timeout)
             diary[:] = member, step, time.monotonic() + allowed
             alarm(allowed)
 
@@ -331,7 +219,7 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
             answer, problem = None, None
             try:
                 fleet = fleet or crew(watch)
-                answer = _calls(fleet)[name](*arguments)
+                answer = calls(fleet)[name](*arguments)
                 if shared is not None and isinstance(answer, Begun | Stepped):
                     written = written or SharedObservations(fleet.observation_space, fleet.size, shared)
                     written.write(arguments[0], answer.observation)
@@ -348,21 +236,3 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
                 return
             except Exception as error:  # a space that cannot be sent
                 pipe.send(((None, f"{crew.name}: its answer cannot be sent ({line(error)})"), None))
-
-
-def _calls(fleet: SerialFleet) -> Mapping[str, Callable[..., Any]]:
-    """What can be asked of a worker."""
-    return {
-        "describe": partial(_about, fleet),
-        "reset": fleet.reset,
-        "step": fleet.step,
-        "snapshot": fleet.snapshot,
-        "restore": fleet.restore,
-        "branching": fleet.branching,
-        "close": fleet.close,
-    }
-
-
-def _about(fleet: SerialFleet) -> About:
-    remarks = fleet.check()
-    return About(fleet.observation_space, fleet.action_space, fleet.horizon, remarks)

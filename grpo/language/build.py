@@ -277,6 +277,7 @@ def rewards_of(config: LanguageConfig, functions: Any, processing_classes: Any) 
         processing_classes=processing_classes,
         timeout=config.reward_timeout,
         workers=config.reward_workers,
+        cluster=config.workers,
         model_device=device_of(config.device),
         trust_remote_code=config.trust_remote_code,
         settings=config.model_dump(),
@@ -298,6 +299,8 @@ def player_of(config: LanguageConfig, chat: Chat, tokens: Tokens, tools: Any, en
     if not (tools or environment or config.tools or config.environment):
         if "max_turns" in config.model_fields_set:
             raise ConfigError("max_turns has no effect here: it needs tools or an environment")
+        if "turn_timeout" in config.model_fields_set:
+            raise ConfigError("turn_timeout has no effect here: it needs tools or an environment")
         return OneAnswer(tokens)
     from grpo.language.turns.conversation import make_conversation  # here: most runs have one answer
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr
 
 from grpo.blocks import Blocks, extended
-from grpo.config import ConfigError, GRPOConfig, NamedCode
+from grpo.config import ConfigError, GRPOConfig, NamedCode, RayWorkers
 from grpo.dialects import SYSTEMS, Translation, Words, joined, key_of
 from grpo.language.compat.dialect import WORDS
 from grpo.language.engines import Sampling
@@ -42,7 +42,7 @@ BLOCKS: Blocks = {
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "max_completion_length", "engine",
         "engine_kwargs", "rows_per_generation", "speculate",
     ),
-    "turns": ("tools", "environment", "max_turns"),
+    "turns": ("tools", "environment", "max_turns", "turn_timeout", "workers"),
     "teacher": ("teacher", "teacher_template", "teacher_success"),
     "update": (
         "tokens_per_microbatch", "memory", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1",
@@ -205,6 +205,11 @@ class LanguageConfig(GRPOConfig):
     """An environment that answers completions (file.py:Class): reset(row), step(completion)."""
     max_turns: int = Field(default=8, ge=1)
     """Completions in one conversation at most, with tools or an environment."""
+    turn_timeout: float = Field(default=30.0, gt=0)
+    """Seconds for an answer of a tool, of an `async def` environment, or of one that lives elsewhere (workers)."""
+    workers: RayWorkers | None = None
+    """ray: environments, tools and reward functions run in actors of a Ray cluster, one for each of its processors;
+    ray:8: so many. None: on this machine."""
 
     # --- a teacher
     teacher: str | None = None

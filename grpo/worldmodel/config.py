@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from grpo.blocks import Blocks, extended
-from grpo.config import ConfigError, GRPOConfig, NamedCode
+from grpo.config import ConfigError, GRPOConfig, NamedCode, RayWorkers
 from grpo.dialects import SYSTEMS, Words, joined
 from grpo.worldmodel.dialect import IN_RUN_BLOCK, WORDS
 from grpo.worldmodel.model.rssm import SIZES
@@ -70,8 +70,9 @@ class WorldModelConfig(GRPOConfig):
     in killable processes. auto: the first that applies; environments of your own run in processes."""
     envs: int = Field(default=4, ge=1)
     """Copies that play at a time."""
-    workers: int | None = Field(default=None, ge=1)
-    """Processes, for vector=processes; None: one a core."""
+    workers: Annotated[int, Field(ge=1)] | RayWorkers | None = None
+    """Processes, for vector=processes; None: one a core. ray: actors of a Ray cluster, one for each of its processors;
+    ray:8: so many."""
     env_timeout: float = Field(default=30.0, gt=0)
     """Seconds a process may take for one step before it is killed and the episode given up."""
     action_repeat: int = Field(default=1, ge=1)
@@ -235,7 +236,9 @@ class WorldModelConfig(GRPOConfig):
         unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_learning_rate", "pretrain")
         if self.precision == "bfloat16":
             unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "precision")
-        unless(self.vector in ("auto", "processes"), "vector=processes", "workers", "env_timeout")
+        home = ("auto",) if isinstance(self.workers, str) else ("auto", "processes")
+        unless(self.vector in home, f"vector={home[-1]}", "workers")
+        unless(self.vector in ("auto", "processes"), "vector=processes", "env_timeout")
         return idle
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import torch
@@ -131,13 +131,13 @@ def _judge(config: WorldModelConfig, given: RewardFn | None) -> RewardFn | None:
 
 def _environments(config: WorldModelConfig, env: Env) -> tuple[Fleet, EnvCopies]:
     """The fleet that plays, and how further copies are made."""
-    horizon, kind = config.max_episode_steps, config.vector
+    horizon, kind = config.max_episode_steps, cast("Kind", config.vector)
     factory = EnvFactory(env, config.env_kwargs, horizon)
     if config.pixels or config.action_repeat > 1:
         if kind in ("classic", "vector", "envpool"):
             what = "pixels=true" if config.pixels else f"action_repeat={config.action_repeat}"
             raise ConfigError(f"{what} needs environments one by one: vector=serial or processes, not {kind}")
-        kind = _home(factory) if kind == "auto" else kind
+        kind = _home(factory) if kind == "auto" and not isinstance(config.workers, str) else kind
     if config.action_repeat > 1:
         factory, horizon = EnvFactory(ActionRepeatFactory(factory, config.action_repeat)), None
     if config.pixels:

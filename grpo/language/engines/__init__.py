@@ -74,6 +74,8 @@ class Engine(Protocol):
     scores the completions again and the engine's own numbers only tell how far it is off."""
     row_seeds: bool = True
     """A completion depends on its own seed alone, up to rounding, not on what else is in the batch."""
+    repeatable: bool = False
+    """The same rows asked together give the same bits, so that who is asked with whom must not depend on the clock."""
     context: float = math.inf
     """Tokens of prompt and completion together, at most."""
 

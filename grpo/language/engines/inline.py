@@ -67,6 +67,7 @@ class InlineEngine(Engine):
         self._drafted = self._accepted = 0
         on_gpu = next(model.parameters()).device.type == "cuda"
         self._runner: ModelRunner | None = None
+        self.repeatable = not on_gpu
         self._graphs = on_gpu if graphs is None else graphs
         """Whether steps are captured; not again once it has been found that they cannot be."""
 

@@ -41,6 +41,8 @@ __all__ = ["FromFile", "Judgement", "Messages", "Pending", "Rewards", "messages"
 ASYNC_GRACE = 5.0
 """Seconds over the limit that a whole batch of awaited calls gets, each of them being limited already."""
 MOST_WORKERS = 8
+MOST_ACTORS = 10_000
+"""As many as the cluster has processors."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Rewards:
         processing_classes: Any = None,
         timeout: float = 30.0,
         workers: int | None = None,
+        cluster: str | None = None,
         model_device: str = "cpu",
         trust_remote_code: bool = False,
         settings: Mapping[str, Any] | None = None,
@@ -104,12 +107,12 @@ class Rewards:
         self.names = _unique(names or [_name(function) for function in found])
         """What each is called in metrics."""
         self.calls = tuple(Call.of(function, name) for function, name in zip(found, self.names, strict=True))
-        self.timeout, self._seed = timeout, seed
+        self.timeout, self._seed, self._cluster = timeout, seed, cluster
         self._pools: list[tuple[Pool, list[int], ThreadPoolExecutor]] = []
         """With the numbers of its functions, and the one thread that drives it: a pool is not shared by threads."""
         self._pending: list[Pending] = []
         try:
-            self._start(workers or min(processors(), MOST_WORKERS))
+            self._start(workers or (MOST_ACTORS if cluster else min(processors(), MOST_WORKERS)))
         except BaseException:
             self.close()
             raise
@@ -252,7 +255,13 @@ class Rewards:
         if not here:
             return
         try:
-            pool = Pool(Desk([self.calls[k] for k in here], self.timeout), workers, timeout, or_inline=False)
+            desk = Desk([self.calls[k] for k in here], self.timeout)
+            if self._cluster is None:
+                pool = Pool(desk, workers, timeout, or_inline=False)
+            else:
+                from grpo.cluster import RayPool
+
+                pool = RayPool(desk, self._cluster, timeout, most=workers)
             self._pools.append((pool, here, ThreadPoolExecutor(1, thread_name_prefix="rewards")))
         except CannotStart as error:
             if len(here) == 1:
@@ -263,8 +272,8 @@ class Rewards:
 
     def _stays(self, call: Call) -> bool:
         """Whether it must run in this process; says so, once, unless that is as it should be."""
-        if _is_model(call):
-            return True
+        if _is_model(call) or self._cluster is not None:  # Ray sends what it is given, or says why it cannot
+            return _is_model(call)
         script = unguarded_script()
         if script is not None:
             _warn_inline(

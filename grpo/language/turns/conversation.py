@@ -2,30 +2,34 @@
 
     prompt ─► engine ─► "<tool_call>…" ─► tool ─► its answer as tokens ─► engine ─► … ─► one Sample
 
-All conversations of a step are played side by side, a turn at a time. What the model said is kept as it was sampled and
+Conversations of a step are played side by side. Plain environments and tools, which answer at once, are asked a turn at
+a time. Those that take their time (`async def`, or `workers=ray`; see `hosts`) are all asked at once, and one goes on
+when it has been answered: a step lasts as long as its longest conversation. Who is sampled with whom does not
+depend on who answers first: the conversations of a prompt wait for each other. Where an engine promises no equal bits
+anyway (a GPU, a server) whoever is ready is sampled together. What the model said is kept as it was sampled and
 what others said is put behind it as ids of its own, masked out of the loss: nothing is tokenised twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
-
 from grpo.capabilities import Closes
-from grpo.errors import ConfigError, line
+from grpo.errors import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, check_prefixes, unquoted
-from grpo.language.engines import Completion, Engine, Sampling, Tokens, in_groups
+from grpo.language.engines import Engine, Sampling, Tokens
 from grpo.language.rewards.lookup import find
 from grpo.language.samples import Message, Prompt, Sample
 from grpo.language.source import Groups
-from grpo.language.turns.tools import Call, Toolbox, parse_calls
-from grpo.rollouts import LARGEST_REWARD
-from grpo.run.signals import from_a_person
+from grpo.language.turns.driving import Course, Draw, drive
+from grpo.language.turns.hosts import Actors, Here, Host, digest
+from grpo.language.turns.loops import asynchronous
+from grpo.language.turns.talk import Talk, messages_of
+from grpo.language.turns.tools import Answer, Call, Toolbox, parse_calls
 from grpo.seeding import mixed
 
 __all__ = ["Call", "Conversation", "Environment", "Toolbox", "make_conversation", "parse_calls"]
@@ -46,93 +50,14 @@ class Environment(Protocol):
         ...
 
 
-@dataclass
-class _Talk:
-    """One conversation while it is played."""
-
-    prompt: Prompt
-    seed: int
-    environment: Any = None
-    ids: list[int] = field(default_factory=list)
-    made: list[bool] = field(default_factory=list)
-    logp: list[float] | None = field(default_factory=list)
-    kept: list[tuple[float, int]] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)
-    """The last answer, as sampled."""
-    stop: str = "stop"
-    reward: float | None = None
-    error: str | None = None
-    calls: int = 0
-    failed_calls: int = 0
-    over: bool = False
-
-    @property
-    def text(self) -> str:
-        """The last answer."""
-        return next((str(m["content"]) for m in reversed(self.messages) if m["role"] == "assistant"), "")
-
-    def say(self, completion: Completion, room: int, text: Callable[[list[int]], str]) -> None:
-        """The model's turn: what was sampled, as far as there is room for it."""
-        self.said = completion.ids[:room].tolist()
-        self.stop = completion.stop if len(completion.ids) <= room else "length"
-        self.ids += self.said
-        self.made += [True] * len(self.said)
-        if self.logp is not None:
-            self.logp = None if completion.logp is None else self.logp + completion.logp[:room].tolist()
-        if completion.kept is not None:
-            self.kept.append((completion.kept, len(self.said)))
-        self.messages.append({"role": "assistant", "content": text(self.said)})
-
-    def hear(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
-        """Someone else's turn: part of the conversation, no part of what is learned."""
-        self.ids += ids
-        self.made += [False] * len(ids)
-        if self.logp is not None:
-            self.logp += [0.0] * len(ids)
-        self.messages += messages
-
-    def end(self, stop: str | None = None) -> None:
-        """Nothing more is said."""
-        self.over, self.stop = True, stop or self.stop
-
-    def sample(self) -> Sample:
-        """What is learned from."""
-        tokens = sum(count for _, count in self.kept)
-        return Sample(
-            prompt=self.prompt,
-            ids=torch.tensor(self.ids, dtype=torch.int64),
-            made=torch.tensor(self.made, dtype=torch.bool),
-            logp=None if self.logp is None else torch.tensor(self.logp, dtype=torch.float32),
-            stop=self.stop,
-            text=self.text,
-            messages=tuple(self.messages),
-            reward=self.reward,
-            error=self.error,
-            calls=self.calls,
-            failed_calls=self.failed_calls,
-            kept=sum(share * count for share, count in self.kept) / tokens if tokens else None,
-        )
-
-    @contextmanager
-    def blaming(self, what: str) -> Iterator[None]:
-        """A failure inside ends this conversation, and no other."""
-        try:
-            yield
-        except BaseException as error:  # anyone's code: it has no say in when training ends
-            if from_a_person(error):
-                raise
-            self.error = self.error or f"{what}, row {self.prompt.row}: {line(error)}"
-            self.end()
-
-
 class Conversation:
     """Plays conversations with tools or an environment.
 
     environment: makes one for every conversation (a class, or a function without arguments). max_turns: completions in
     a conversation at most; a call in the last one is refused, for nobody would hear the answer. max_tokens: prompt and
     conversation together, None: the model's context. All turns together are limited by `Sampling.max_new_tokens`; a
-    conversation that runs out of it ends with `length`.
+    conversation that runs out of it ends with `length`. timeout: seconds for an answer of an `async def` environment,
+    or of one that runs elsewhere. workers: `ray` or `ray:N`, actors of a Ray cluster that environments live in.
     """
 
     def __init__(
@@ -144,6 +69,8 @@ class Conversation:
         environment: Callable[[], Environment] | None = None,
         max_turns: int = 8,
         max_tokens: int | None = None,
+        timeout: float = 30.0,
+        workers: str | None = None,
     ) -> None:
         if bool(tools) == bool(environment):
             raise ConfigError("a conversation needs tools or an environment, one of them")
@@ -154,75 +81,145 @@ class Conversation:
         self.tools = tools if isinstance(tools, Toolbox) else Toolbox(tools) if tools else None
         self._max_turns, self._max_tokens = max_turns, max_tokens
         self._name = getattr(environment, "__name__", type(environment).__name__)
+        self._timeout, self._played = timeout, 0
+        self._host: Host | None = None
+        """Of environments that take their time; None: they live in this thread."""
+        if environment is not None and workers is not None:
+            self._host = Actors(environment, workers, timeout)
 
     def __call__(
         self, engine: Engine, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]
     ) -> Groups:
-        """`count` conversations from each prompt; all end together, the last turn being everyone's."""
-        talks = [_Talk(prompts[number // count], seed) for number, seed in enumerate(seeds)]
-        context = self._max_tokens or engine.context
-        if self._environment is not None:
-            for talk in talks:
-                self._begin(talk, context)
+        """`count` conversations from each prompt; a group as soon as it and those before it have ended."""
+        talks = [Talk(prompts[number // count], seed, key=number) for number, seed in enumerate(seeds)]
         if self.tools is not None:
             sampling = replace(sampling, stop=(*sampling.stop, *self.tools.stop))
+        if not talks or not self._waits(talks[0]):
+            parties, apart = [talks], False
+        else:
+            size = count if engine.repeatable else 1
+            parties, apart = [talks[at : at + size] for at in range(0, len(talks), size)], engine.repeatable
+            for talk in talks:  # no two of one host, ever
+                talk.key += self._played
+            self._played += len(talks)
+        courses = [self._course(party, count, self._max_tokens or engine.context, sampling) for party in parties]
+        told = 0
+        try:
+            for _ in drive(engine, courses, apart, self._host or self.tools):
+                while told < len(prompts) and all(t.over for t in talks[told * count : (told + 1) * count]):
+                    yield told, self._told(talks[told * count : (told + 1) * count])
+                    told += 1
+        finally:
+            for talk in talks:
+                talk.over = True
+            self._told(talks[told * count :])
+
+    def _waits(self, first: Talk) -> bool:
+        """Whether answers take their time; found out with the first conversation's environment where need be."""
+        if self._host is not None or self.tools is not None:
+            return self._host is not None or (self.tools is not None and self.tools.waits)
+        assert self._environment is not None
+        given: Any = self._environment
+        if not inspect.isclass(inspect.unwrap(given)):
+            with first.blaming(f"{self._name}.reset"):
+                given = first.environment = self._environment()
+        if asynchronous(given, "reset", "step"):
+            self._host, first.environment = Here(self._environment, self._timeout), None
+        return self._host is not None
+
+    def _told(self, talks: Sequence[Talk]) -> list[Sample]:
+        """Conversations that are over, as samples; their environments are closed."""
+        if self._host is not None and talks:
+            problems = self._host.end([talk.key for talk in talks])
+            for talk in talks:
+                if talk.key in problems:
+                    talk.fail(f"{self._name}.close", problems[talk.key])
+        for talk in talks:
+            if isinstance(talk.environment, Closes):
+                with talk.blaming(f"{self._name}.close"):
+                    talk.environment.close()
+            talk.environment = None
+        return [talk.sample() for talk in talks]
+
+    def _course(self, party: Sequence[Talk], count: int, context: float, sampling: Sampling) -> Course:
+        """These conversations, a turn at a time; yields whom it waits for, and what is to be sampled."""
+        given = [talk.prompt for talk in party]
+        if self._environment is not None:
+            yield from self._begin(party, context)
         for turn in range(self._max_turns):
-            live = [talk for talk in talks if not talk.over]
+            live = [talk for talk in party if not talk.over]
             if not live:
                 break
-            asked_alike = turn == 0 and all(talk.prompt is prompts[i // count] for i, talk in enumerate(talks))
-            shared = count if asked_alike and len(live) == len(talks) else 1
+            asked_alike = turn == 0 and all(talk.prompt is prompt for talk, prompt in zip(party, given, strict=True))
+            shared = count if asked_alike and len(live) == len(party) and len(party) % count == 0 else 1
             rooms = [int(min(sampling.max_new_tokens - len(t.ids), context - _length(t))) for t in live]
             # One limit for all of them: who has less room is cut below, as if it had been the limit.
             drawn = replace(sampling, max_new_tokens=max(1, *rooms))
             asked = [[*talk.prompt.ids, *talk.ids] for talk in live[::shared]]
             turn_seeds = [mixed(talk.seed, turn) if turn else talk.seed for talk in live]
-            made = engine.generate(asked, shared, drawn, turn_seeds)
+            made = yield Draw(asked, shared, drawn, turn_seeds)
             for talk, completion, room in zip(live, made, rooms, strict=True):
                 talk.say(completion, max(room, 1), self._text)
-            answers = self._answers(live, last=turn + 1 == self._max_turns, seed=str(turn_seeds[0]))
+            last = turn + 1 == self._max_turns
+            answers = yield from self._answers(live, last, seed=str(turn_seeds[0]))
             for talk, new in zip(live, answers, strict=True):
                 if not talk.over:
                     self._go_on(talk, new, min(sampling.max_new_tokens, context - len(talk.prompt.ids)))
-        for talk in talks:
-            if isinstance(talk.environment, Closes):
-                with talk.blaming(f"{self._name}.close"):
-                    talk.environment.close()
-        yield from in_groups((talk.sample() for talk in talks), count)
+        for talk in party:
+            talk.end()
 
     def close(self) -> None:
         """Let go of the processes that run tools."""
         if self.tools is not None:
             self.tools.close()
+        if self._host is not None:
+            self._host.close()
 
     def _text(self, ids: list[int]) -> str:
         return str(self._tokens.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def _begin(self, talk: _Talk, context: float) -> None:
-        """An environment of its own, and what it says behind the prompt."""
-        prompt = talk.prompt
-        with talk.blaming(f"{self._name}.reset"):
-            talk.environment = self._environment()  # type: ignore[misc]
-            new = _messages(talk.environment.reset({**prompt.columns, "prompt": prompt.shown}))
-            if not new:
-                return
-            if prompt.messages is not None:
-                messages = [*prompt.messages, *new]
-                text = self._chat.apply(messages, answer=True)
-                ids = self._chat.encode(text, bare=False)
-                talk.prompt = replace(prompt, ids=ids, text=unquoted(text), messages=messages)
-            elif not self._chat.templated:
-                text = "\n".join([prompt.text, *(str(message["content"]) for message in new)])
-                talk.prompt = replace(prompt, ids=self._chat.encode(text), text=text)
-            else:
-                raise ConfigError("the prompt holds the chat template's tokens already; give it as messages")
-            if len(talk.prompt.ids) >= context:
-                raise ConfigError(f"{len(talk.prompt.ids)} tokens leave no room in a context of {context:g}")
+    def _begin(self, party: Sequence[Talk], context: float) -> Course:
+        """An environment for each, and what it says behind the prompt."""
+        if self._host is None:
+            for talk in party:
+                with talk.blaming(f"{self._name}.reset"):
+                    if talk.environment is None:
+                        talk.environment = self._environment()  # type: ignore[misc]
+                    self._introduce(talk, talk.environment.reset(talk.row), context)
+            return
+        replies = yield [self._host.ask(talk.question()) for talk in party]
+        for talk, reply in zip(party, replies, strict=True):
+            if reply.problem is not None:
+                talk.fail(f"{self._name}.reset", reply.problem)
+                continue
+            with talk.blaming(f"{self._name}.reset"):
+                talk.heard.append(digest(reply.value))
+                self._introduce(talk, reply.value, context)
 
-    def _answers(self, live: Sequence[_Talk], last: bool, seed: str) -> list[list[Message]]:
+    def _introduce(self, talk: Talk, said: Any, context: float) -> None:
+        """Put what an environment says first behind the prompt."""
+        if talk.over:  # it could not be made
+            return
+        prompt, new = talk.prompt, messages_of(said)
+        if not new:
+            return
+        if prompt.messages is not None:
+            messages = [*prompt.messages, *new]
+            text = self._chat.apply(messages, answer=True)
+            ids = self._chat.encode(text, bare=False)
+            talk.prompt = replace(prompt, ids=ids, text=unquoted(text), messages=messages)
+        elif not self._chat.templated:
+            text = "\n".join([prompt.text, *(str(message["content"]) for message in new)])
+            talk.prompt = replace(prompt, ids=self._chat.encode(text), text=text)
+        else:
+            raise ConfigError("the prompt holds the chat template's tokens already; give it as messages")
+        if len(talk.prompt.ids) >= context:
+            raise ConfigError(f"{len(talk.prompt.ids)} tokens leave no room in a context of {context:g}")
+
+    def _answers(self, live: Sequence[Talk], last: bool, seed: str) -> Course:
         """What tools or environment say to each; conversations that are over are marked so."""
         if self.tools is None:
-            return [self._step(talk) for talk in live]
+            return (yield from self._steps(live))
         calls = [[] if talk.stop == "length" else self.tools.parse(talk.text) for talk in live]
         for talk, asked in zip(live, calls, strict=True):
             talk.calls += len(asked)
@@ -230,32 +227,42 @@ class Conversation:
                 talk.failed_calls += len(asked)
             if last or not asked:
                 talk.end()
-        answers = iter(self.tools.run([call for asked in calls for call in asked], seed) if not last else ())
+        todo = [] if last else [call for asked in calls for call in asked]
+        if self.tools.waits:
+            answers = iter((yield [self.tools.begin(call) for call in todo]))
+        else:
+            answers = iter(self.tools.run(todo, seed))
         found: list[list[Message]] = []
         for talk, asked in zip(live, calls, strict=True):
-            given = [] if last else [next(answers) for _ in asked]
+            given = [] if last else [_answer(next(answers), call) for call in asked]
             talk.failed_calls += sum(not answer.ok for answer in given)
             found.append([{"role": "tool", "name": answer.name, "content": answer.text} for answer in given])
         return found
 
-    def _step(self, talk: _Talk) -> list[Message]:
-        """Also for an answer that was cut: the environment judges what it heard."""
-        with talk.blaming(f"{self._name}.step"):
-            said, reward, done = talk.environment.step(talk.text)
-            if reward is not None:
-                total = float((talk.reward or 0.0) + reward)
-                if not abs(total) <= LARGEST_REWARD:  # NaN is not, either
-                    raise ValueError(f"the reward is {total}")
-                talk.reward = total
-            new = _messages(said)
-            if done or talk.stop == "length":
-                talk.end()
-            elif not new:
-                raise ValueError("it is not done, but has nothing to say either")
-            return new
-        return []
+    def _steps(self, live: Sequence[Talk]) -> Course:
+        """What the environments say. Also to an answer that was cut: the environment judges what it heard."""
+        if self._host is None:
+            found = []
+            for talk in live:
+                new: list[Message] = []
+                with talk.blaming(f"{self._name}.step"):
+                    new = talk.judge(talk.environment.step(talk.text))
+                found.append(new)
+            return found
+        replies = yield [self._host.ask(talk.question()) for talk in live]
+        found = []
+        for talk, reply in zip(live, replies, strict=True):
+            new = []
+            if reply.problem is not None:
+                talk.fail(f"{self._name}.step", reply.problem)
+            else:
+                with talk.blaming(f"{self._name}.step"):
+                    talk.heard.append(digest(reply.value))
+                    new = talk.judge(reply.value)
+            found.append(new)
+        return found
 
-    def _go_on(self, talk: _Talk, new: list[Message], limit: float) -> None:
+    def _go_on(self, talk: Talk, new: list[Message], limit: float) -> None:
         """Put the answer behind what was said, if that leaves room to reply."""
         before = talk.prompt.messages or [{"role": "user", "content": talk.prompt.text}]
         with talk.blaming("the chat template"):
@@ -277,7 +284,7 @@ def make_conversation(
     box = None
     if tools:
         named = tools if isinstance(tools, Toolbox | list | tuple) else [tools]
-        box = named if isinstance(named, Toolbox) else Toolbox([_found(tool, "tool") for tool in named])
+        box = named if isinstance(named, Toolbox) else _toolbox(config, [_found(tool, "tool") for tool in named])
         _introduce(box, chat)
     role = "tool" if box is not None else "user"
     problem = check_prefixes(chat, role)
@@ -288,7 +295,12 @@ def make_conversation(
             "chat_template_kwargs (enable_thinking: false)"
         )
     made = _found(environment, "environment") if environment else None
-    return Conversation(chat, tokens, tools=box, environment=made, max_turns=config.max_turns)
+    how: dict[str, Any] = {"timeout": config.turn_timeout, "workers": config.workers if made else None}
+    return Conversation(chat, tokens, tools=box, environment=made, max_turns=config.max_turns, **how)
+
+
+def _toolbox(config: LanguageConfig, functions: Sequence[Callable[..., Any]]) -> Toolbox:
+    return Toolbox(functions, timeout=config.turn_timeout, workers=config.workers)
 
 
 def _introduce(box: Toolbox, chat: Chat) -> None:
@@ -317,16 +329,10 @@ def _found(given: Any, what: str) -> Any:
     return found
 
 
-def _messages(given: Any) -> list[Message]:
-    """What an environment said, checked; a text is a user's."""
-    if isinstance(given, str):
-        given = [{"role": "user", "content": given}]
-    messages = [dict(message) for message in given or ()]
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise ValueError(f"a message is {{'role': …, 'content': text}}, not {message!r:.100}")
-    return messages
+def _answer(given: Any, call: Call) -> Answer:
+    """Of a tool, or what became of it instead."""
+    return given if isinstance(given, Answer) else Answer(call.name, f"error: {given.problem}", False)
 
 
-def _length(talk: _Talk) -> int:
+def _length(talk: Talk) -> int:
     return len(talk.prompt.ids) + len(talk.ids)

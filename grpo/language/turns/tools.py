@@ -4,8 +4,9 @@
 
 is the one format known here (Qwen's and Hermes'; several calls may follow each other). Models that were taught another
 one bring their own `parse`. Calls run in killable processes with a time limit. Whatever goes wrong with one (no JSON,
-no such function, an exception, a hang) is told to the model as the answer: it can try again. Loads no array library,
-so that workers start fast.
+no such function, an exception, a hang) is told to the model as the answer: it can try again. `async def` functions are
+awaited together, on an event loop in this process, each with the same time limit. Loads no array library, so that
+workers start fast.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo.errors import ConfigError, line
+from grpo.language.turns.loops import GRACE, Loop, asynchronous
 from grpo.workers import Pool, processors
 
 LONGEST = 2_000
@@ -81,14 +84,20 @@ class Toolbox:
         stop: Sequence[str] = ("</tool_call>",),
         how: str = HOW,
         timeout: float = 30.0,
-        workers: int | None = None,
+        workers: int | str | None = None,
     ) -> None:
+        """workers: processes; `ray` or `ray:N`: actors of a Ray cluster."""
         self.parse, self.stop, self.how = parse, tuple(stop), how
         self._functions = {_name(function): function for function in functions}
         if len(self._functions) < len(functions):
             raise ConfigError(f"two tools have the same name: {', '.join(map(_name, functions))}; rename one")
         self._timeout, self._workers = timeout, workers or min(processors(), 4)
         self._pool: Pool | None = None
+        self._loop: Loop | None = None
+        self.waits = not isinstance(workers, str) and any(asynchronous(function) for function in functions)
+        """Whether there are functions that are awaited; then `begin` makes calls, else `run`."""
+        self.patience = timeout + GRACE
+        """Seconds after which no answer is to be expected any more."""
 
     @property
     def names(self) -> list[str]:
@@ -122,7 +131,7 @@ class Toolbox:
         calls = [self._checked(call) for call in calls]
         todo = [(call.name, dict(call.arguments)) for call in calls if call.problem is None]
         if todo and self._pool is None:
-            self._pool = Pool(_Desk(self._functions), self._workers, self._timeout)
+            self._pool = self._opened()
         outcomes = iter(self._pool.map(todo, seed) if todo and self._pool is not None else ())
         answers = []
         for call in calls:
@@ -134,6 +143,36 @@ class Toolbox:
             answers.append(Answer(call.name, told, problem is None))
         return answers
 
+    def _opened(self) -> Pool:
+        desk = _Desk(self._functions)
+        if isinstance(self._workers, str):
+            from grpo.cluster import RayPool
+
+            return RayPool(desk, self._workers, self._timeout)
+        return Pool(desk, self._workers, self._timeout)
+
+    def begin(self, call: Call) -> Future[Answer]:
+        """Make one call; its answer, later. A plain function holds up the others for as long as it takes."""
+        self._loop = self._loop or Loop("tools")
+        return self._loop.begin(self._awaited(self._checked(call)))
+
+    async def _awaited(self, call: Call) -> Answer:
+        problem, text = call.problem, ""
+        if problem is None:
+            try:
+                given = self._functions[call.name](**call.arguments)
+                text = _shown(await asyncio.wait_for(given, self._timeout) if inspect.isawaitable(given) else given)
+            except TimeoutError:
+                problem = f"{call.name}: no answer in {self._timeout:g} s"
+            except BaseException as error:  # also sys.exit: a tool has no say in when training ends
+                problem = line(error)
+        return Answer(call.name, text if problem is None else f"error: {problem}", problem is None)
+
+    def give_up(self) -> None:
+        """One of the functions holds the loop: go on with another."""
+        if self._loop is not None:
+            self._loop.renew()
+
     def _checked(self, call: Call) -> Call:
         if call.problem is None and call.name not in self._functions:
             return Call(call.name, problem=f"there is no tool {call.name!r}; there are: {', '.join(self.names)}")
@@ -144,6 +183,9 @@ class Toolbox:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
 
 
 class _Desk:
@@ -158,10 +200,15 @@ class _Desk:
         name, arguments = item
         try:
             value = self._functions[name](**arguments)
-            text = str(asyncio.run(value) if inspect.iscoroutine(value) else value)
+            return _shown(asyncio.run(value) if inspect.iscoroutine(value) else value), None
         except Exception as error:  # a tool is anyone's code
             return "", line(error)
-        return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)", None
+
+
+def _shown(value: Any) -> str:
+    """As text, of which the model hears the beginning."""
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -39,7 +39,7 @@ def call(name="add", **arguments):
 class Scripted(Engine):
     """An engine that says what it is told to, turn after turn; a text with a stop text in it ends there."""
 
-    name, exact = "scripted", True
+    name, exact, repeatable = "scripted", True, True
 
     def __init__(self, *turns):
         self.turns, self.asked, self.limits = list(turns), [], []
