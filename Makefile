@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 LOCKED := $(BIN)/python scripts/lock.py install
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick check test slow lint mutations soak bench bench-gpu bench-control bench-language pictures docs fmt clean
+.PHONY: help train quick check test slow lint mutations soak bench bench-gpu bench-control bench-language extras demo pictures docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ bench-language: $(READY) ## sampling, scoring memory, and what the language pres
 	$(BIN)/python bench/scoring_memory.py --rows 2
 	$(BIN)/python bench/language_tiny.py
 	$(BIN)/python bench/language_smollm.py
+
+extras: ## build the wheel and try it with each extra alone in a fresh environment; minutes each (ONLY="view control")
+	$(PYTHON) scripts/wheel_extras.py $(ONLY)
+
+demo: $(READY) ## train the runs of `grpo view --demo` anew; a minute
+	PYTHONPATH=. $(BIN)/python scripts/make_demo.py
 
 pictures: $(READY) ## take the viewer's screenshots for the docs anew, with the browser tests (needs chromium and its driver)
 	GRPO_PICTURES=docs/figures $(BIN)/python -m pytest -q -m browser tests/browser

@@ -166,8 +166,9 @@ def _plan_words(command: Command) -> None:
 
 def _view_words(command: Command) -> None:
     viewed = command("view", _view, "look at runs in a browser: curves, groups, every token's numbers", "[RUNS|RUN]")
+    viewed.add_argument("folder", type=Path, nargs="?", help="a folder of runs, or one run (runs)")
     viewed.add_argument(
-        "folder", type=Path, nargs="?", default=Path("runs"), help="a folder of runs, or one run (runs)"
+        "--demo", action="store_true", help="runs that come with the package: nothing has to be trained"
     )
     viewed.add_argument("--export", type=Path, metavar="FILE", help="write one self-contained HTML file instead")
     viewed.add_argument("--groups", metavar="N|STEP/GROUP,…", help="with --export: how many groups, or which (12)")
@@ -305,7 +306,7 @@ def _help(arguments: argparse.Namespace, rest: Sequence[str]) -> str:
 
 
 def _view(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
-    from grpo.view.launch import view
+    from grpo.view.launch import chosen, view
 
     a = arguments
     if a.export is not None:
@@ -319,7 +320,9 @@ def _view(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
                 raise ValueError(f"--{name} means nothing with --export; leave it out")
     elif a.groups is not None:
         raise ValueError("--groups is for --export; leave it out")
-    return view(a.folder, a.host or "127.0.0.1", a.port, not a.no_browser, a.export, a.groups or "12", a.token)
+    return view(
+        chosen(a.folder, a.demo), a.host or "127.0.0.1", a.port, not a.no_browser, a.export, a.groups or "12", a.token
+    )
 
 
 def _eval(arguments: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -23,11 +23,14 @@ EXTRAS = {
     "export": ["onnx", "onnxruntime", "onnxscript"],
     "worldmodel": ["gymnasium", "grpo.worldmodel.trainer", "grpo.worldmodel.show"],
     "distributed": ["ray"],
+    "sweep": ["optuna"],
     "view": ["starlette", "uvicorn", "grpo.view.server", "grpo.view.launch", "grpo.view.export"],
     "tensorboard": ["tensorboardX"],
     "wandb": ["wandb"],
     "trackio": ["trackio"],
     "mlflow": ["mlflow"],
+    "swanlab": ["swanlab"],
+    "comet": ["comet_ml"],
     "jax": ["jax", "grpo.objective"],
 }
 """Name of an extra → modules that are there with it. The workshop's tools (dev, docs) are no part of a wheel's use."""

@@ -27,6 +27,8 @@ EXTRAS = {
     "wandb": ("wandb",),
     "trackio": ("trackio",),
     "mlflow": ("mlflow",),
+    "swanlab": ("swanlab",),
+    "comet": ("comet_ml",),
 }
 """Optional parts and the packages they need."""
 

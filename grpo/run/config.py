@@ -60,13 +60,13 @@ class RunConfig(Worded):
     log_every: int = Field(1, ge=1)
     """Steps between what trackers get; the run folder has every step."""
     trackers: tuple[str, ...] = ()
-    """Trackers that get the metrics too: tensorboard, wandb, trackio, mlflow. The run folder always has them. A
-    run that a script has open at one of these gets them without being named, unless an empty list is given."""
+    """Trackers that get the metrics too: tensorboard, wandb, trackio, mlflow, swanlab, comet. The run folder always has
+    them. A run that a script has open at one of these gets them without being named, unless an empty list is given."""
     failure_budget: float = Field(0.01, ge=0, le=1)
     """Share of the samples of the last 100 steps that may fail before the run stops."""
     project: str | None = None
-    """The project's name at wandb, trackio or mlflow (an experiment there); None: WANDB_PROJECT, TRACKIO_PROJECT,
-    MLFLOW_EXPERIMENT_NAME, or grpo."""
+    """The project's name at wandb, trackio, swanlab, comet or mlflow (an experiment there); None: WANDB_PROJECT,
+    TRACKIO_PROJECT, SWANLAB_PROJECT_NAME, COMET_PROJECT_NAME, MLFLOW_EXPERIMENT_NAME, or grpo."""
 
     def plan(self) -> dict[str, Any]:
         """The arguments of `grpo.run.loop.run` that are settings."""

@@ -18,7 +18,7 @@ of several words for one list."""
 
 _NO_SAVES: Settings = {"checkpoint_every": None, "checkpoint_minutes": None}
 
-TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")
+TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab", "comet")
 
 
 def _steps(name: str) -> Callable[[Any], Settings]:

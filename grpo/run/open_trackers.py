@@ -65,6 +65,28 @@ class OpenMLflow:
         """It is the caller's."""
 
 
+class OpenSwanLab(OpenTrackio):
+    """A SwanLab run, which is told the same way."""
+
+
+class OpenComet:
+    """A Comet experiment."""
+
+    def __init__(self, experiment: Any) -> None:
+        self._experiment = experiment
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        """One row."""
+        self._experiment.log_metrics(dict(metrics), step=step)
+
+    def show(self, step: int, name: str, path: Path) -> None:
+        """A video beside the curves."""
+        self._experiment.log_video(str(path), name=name, step=step)
+
+    def close(self) -> None:
+        """It is the caller's."""
+
+
 class OpenTensorBoard:
     """A SummaryWriter, of torch or of tensorboardX."""
 
@@ -82,7 +104,7 @@ class OpenTensorBoard:
         self._writer.flush()
 
 
-Open = OpenWandb | OpenTrackio | OpenMLflow | OpenTensorBoard
+Open = OpenWandb | OpenTrackio | OpenMLflow | OpenComet | OpenTensorBoard
 
 
 @runtime_checkable
@@ -94,8 +116,16 @@ class Writes(Protocol):
 
 
 @runtime_checkable
+class Experiments(Protocol):
+    """What experiments of Comet do."""
+
+    def log_metrics(self, dic: Any, prefix: str | None = None, step: int | None = None) -> Any: ...
+    def end(self) -> Any: ...
+
+
+@runtime_checkable
 class Runs(Protocol):
-    """What runs of Weights & Biases and of Trackio do."""
+    """What runs of Weights & Biases, of Trackio and of SwanLab do."""
 
     def log(self, data: Any, step: int | None = None) -> Any: ...
     def finish(self) -> Any: ...
@@ -110,6 +140,10 @@ def found() -> dict[str, Open]:
         made["trackio"] = OpenTrackio(run)
     if (active := _asked("mlflow", "active_run")) is not None and (run := active()) is not None:
         made["mlflow"] = OpenMLflow(run)
+    if (has := _asked("swanlab", "has_run")) is not None and has():
+        made["swanlab"] = OpenSwanLab(_asked("swanlab", "get_run")())
+    if (running := _asked("comet_ml", "get_running_experiment")) is not None and (run := running()) is not None:
+        made["comet"] = OpenComet(run)
     return made
 
 
@@ -117,8 +151,11 @@ def adopted(given: object) -> Open:
     """A run or a writer of one of these that `train(trackers=[…])` was handed."""
     if isinstance(given, Writes):
         return OpenTensorBoard(given)
+    if isinstance(given, Experiments):
+        return OpenComet(given)
     if isinstance(given, Runs):
-        return OpenTrackio(given) if type(given).__module__.startswith("trackio") else OpenWandb(given)
+        steps = type(given).__module__.startswith(("trackio", "swanlab"))
+        return OpenTrackio(given) if steps else OpenWandb(given)
     raise TrackerError(f"{type(given).__name__} is no tracker: it needs log(step, metrics) and close()")
 
 

@@ -1,4 +1,4 @@
-"""Trackers get what metrics.jsonl has: TensorBoard, Weights & Biases, Trackio, MLflow, or anything with two methods.
+"""Trackers get what metrics.jsonl has: TensorBoard, W&B, Trackio, MLflow, SwanLab, Comet, or anything with two methods.
 
 Each library is optional and loaded by the function that bears its name.
 """
@@ -111,6 +111,8 @@ def make_tracker(name: str, folder: RunFolder | None, project: str | None = None
         "wandb": WeightsAndBiases,
         "trackio": Trackio,
         "mlflow": MLflow,
+        "swanlab": SwanLab,
+        "comet": Comet,
     }
     if name not in makers:
         raise TrackerError(f"unknown tracker {name!r}{nearest(name, list(makers))}; known: {', '.join(makers)}")
@@ -232,6 +234,69 @@ class MLflow:
     def close(self) -> None:
         """Say that it is over."""
         self._client.set_terminated(self._id)
+
+
+class SwanLab:
+    """A SwanLab experiment named like the folder; resumed under the same id."""
+
+    def __init__(self, folder: RunFolder, project: str | None = None) -> None:
+        module = self._module = _load("swanlab", "swanlab")
+        # No requirements, git, console or machine facts: they may hold what was taken out of the settings.
+        silent = dict.fromkeys(("hardware", "runtime", "requirements", "conda", "git", "monitor"), False)
+        quiet = module.Settings(terminal={"proxy_type": "none"}, probe=silent, interactive=False)
+        self._run = module.init(
+            project=project or os.environ.get("SWANLAB_PROJECT_NAME", "grpo"),
+            name=folder.path.name,
+            id=_identity(folder),
+            resume="allow",
+            log_dir=str(folder.path / "swanlab"),
+            config=folder.config,
+            settings=quiet,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row."""
+        self._run.log(dict(metrics), step=step)
+
+    def show(self, step: int, name: str, path: Path) -> None:
+        """A video as a moving picture beside the curves: it takes no other."""
+        self._run.log({name: self._module.Video(io.BytesIO(moving_picture(path)))}, step=step)
+
+    def close(self) -> None:
+        """Upload the rest."""
+        self._run.finish()
+
+
+class Comet:
+    """A Comet experiment named like the folder; gone on with under the same key."""
+
+    def __init__(self, folder: RunFolder, project: str | None = None) -> None:
+        module = _load("comet_ml", "comet")
+        # No code, git, console or machine facts: they may hold what was taken out of the settings.
+        names = ("code", "graph", "git_metadata", "git_patch", "env_details")
+        quiet: dict[str, Any] = {f"log_{name}": False for name in names}
+        quiet |= {"parse_args": False, "auto_output_logging": False, "auto_log_co2": False, "display_summary_level": 0}
+        quiet |= dict.fromkeys(("auto_param_logging", "auto_metric_logging"), False)
+        self._run = module.start(
+            project_name=project or os.environ.get("COMET_PROJECT_NAME", "grpo"),
+            experiment_key=hashlib.sha256(_identity(folder).encode()).hexdigest()[
+                :32
+            ],  # 32 letters and digits, no more
+            experiment_config=module.ExperimentConfig(name=folder.path.name, **quiet),
+        )
+        self._run.log_parameters({name: value for name, value in folder.config.items() if name != "resolved"})
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One row."""
+        self._run.log_metrics(dict(metrics), step=step)
+
+    def show(self, step: int, name: str, path: Path) -> None:
+        """A video beside the curves."""
+        self._run.log_video(str(path), name=name, step=step)
+
+    def close(self) -> None:
+        """Upload the rest."""
+        self._run.end()
 
 
 def moving_picture(path: Path, most: int = 200, width: int = 320) -> bytes:

@@ -70,8 +70,9 @@ class GRPOTrainer(Trainer):
         env_steps, stop_at: end sooner, after so many steps of the environment, or once evaluations are so good.
         evaluate_every: steps between evaluations, where the room has some.
         folder: where everything a run leaves goes: metrics, checkpoints, curve; a run that is there is gone on with.
-        trackers: tensorboard, wandb, trackio, mlflow or objects of your own, with the project's name there. A run that
-            you have open at one of these is logged into without being named, and left open; None: no tracker at all.
+        trackers: tensorboard, wandb, trackio, mlflow, swanlab, comet or objects of your own, with the project's name
+            there. A run that you have open at one of these is logged into without being named, and left open; None:
+            no tracker at all.
         callbacks: get each report; one that returns False ends the training. progress: auto, live, plain, None.
         resume_from_checkpoint: True: there must be a run to go on with; a path: in that folder.
         """

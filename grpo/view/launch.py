@@ -22,15 +22,26 @@ PORT = 6076
 """Where the search for a free port begins."""
 
 
+DEMO = Path(__file__).with_name("demo")
+"""Small real runs to look at before there are own ones; `make demo` trains them anew."""
+
+
 class Bad(ValueError):
     """Something asked for that cannot be, in one line."""
+
+
+def chosen(folder: Path | None, demo: bool) -> Path:
+    """The folder that was named, that of the demo, or runs/."""
+    if demo and folder is not None:
+        raise Bad(f"--demo shows the runs that come with the package; leave out either it or {folder}")
+    return DEMO if demo else folder or Path("runs")
 
 
 def library_of(path: Path) -> tuple[Library, str | None]:
     """What a path stands for: a folder of runs, or one run; with its id in the second case."""
     if not path.is_dir():
         hint = (
-            "train something first, or name a folder"
+            "train something first, name a folder, or look at grpo view --demo"
             if path == Path("runs")
             else "name a run folder, or a folder of runs"
         )

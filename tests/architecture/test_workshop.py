@@ -52,3 +52,29 @@ def test_the_citation_is_of_this_version():
     assert citation["license"] == PROJECT["project"]["license"]
     assert citation["keywords"] == PROJECT["project"]["keywords"]
     assert citation["repository-artifact"] == PROJECT["project"]["urls"]["Package"]
+
+
+DOCKER = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def test_what_the_image_is_made_of_is_there_and_let_through():
+    """It is not built here; what it copies, installs and is asked for has to exist."""
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    copied = [line.split()[1:-1] for line in DOCKER.splitlines() if line.startswith("COPY ") and "--from" not in line]
+    for path in (path for paths in copied for path in paths):
+        assert (ROOT / path).exists() and f"!{path}" in ignored, path
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", DOCKER, re.M)
+    assert {"cpu", "cuda"} <= {*stages} and {*re.findall(r"--from=(\S+)", DOCKER)} <= {*stages}
+    assert all({*extras.split(",")} < {*EXTRAS} for extras in re.findall(r"^ARG EXTRAS=(\S+)", DOCKER, re.M))
+    needed = {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "pyproject.toml"}
+    needed |= {*PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-scripts"]}
+    assert needed <= {path for paths in copied for path in paths}
+    (python,) = {*re.findall(r"^FROM python:(\d\.\d+)-", DOCKER, re.M)}
+    assert python in CI["jobs"]["quick"]["strategy"]["matrix"]["python"]
+
+
+def test_the_runs_of_the_demo_are_small_and_name_no_place():
+    files = [path for path in (ROOT / "grpo" / "view" / "demo").rglob("*") if path.is_file()]
+    assert len(files) > 20 and sum(path.stat().st_size for path in files) < 500_000
+    told = [path for path in files if path.suffix in (".json", ".jsonl")]
+    assert not [path for path in told if re.search(r'"/\w|/tmp/|/home/', path.read_text(encoding="utf-8"))]

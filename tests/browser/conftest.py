@@ -1,13 +1,12 @@
-"""One browser and one server for all these tests; `GRPO_PICTURES=docs/figures` keeps their screenshots there."""
+"""One browser for all, servers in threads of this process; `GRPO_PICTURES=docs/figures` keeps screenshots there."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import subprocess
-import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from grpo.run.folder import RunFolder
+from grpo.view.launch import DEMO
 from tests.browser.chromium import Page, installed, launch
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -33,20 +31,23 @@ def browser():
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """`grpo view` over a folder, as its own process; gives the address that it prints."""
-    command = [sys.executable, "-m", "grpo.cli", "view", str(folder), "--no-browser", "--no-token"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=plain()) as process:
-        try:
-            assert process.stdout is not None
-            lines = iter(process.stdout.readline, "")
-            yield next(found[0] for line in lines if (found := re.search(r"http://127[^\s#]*", line)))
-        finally:
-            process.terminate()
+    """The server of `grpo view` over a folder; gives its address."""
+    import uvicorn
 
+    from grpo.view.library import Library
+    from grpo.view.server import make_app
 
-def plain() -> dict[str, str]:
-    """The environment of a child: one thread, no proxy between it and the page."""
-    return {k: v for k, v in os.environ.items() if "proxy" not in k.lower()} | {"OMP_NUM_THREADS": "1"}
+    settings = uvicorn.Config(make_app(Library(folder), "127.0.0.1", None), port=0, log_level="error", ws="none")
+    server = uvicorn.Server(settings)
+    settings.timeout_graceful_shutdown = 1
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(10)
 
 
 @pytest.fixture(scope="session")
@@ -58,37 +59,16 @@ def pictures() -> Path | None:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory, browser) -> Path:
-    """Real runs of every room, small: what a person has after an afternoon."""
+    """What a person has after an afternoon: the runs of `grpo view --demo`, a world model, and one with films."""
     from grpo.cli import main
-    from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
-    root = tmp_path_factory.mktemp("view")
-    tiny_model().save_pretrained(root / "model")
-    tiny_tokenizer().save_pretrained(root / "model")
-    pairs = [(2, 3), (4, 5), (7, 1), (6, 6)]
-    rows = [
-        {"prompt": f"What is {a} + {b}?", "answer": f"<think>{a} and {b}</think>\nIt is **{a + b}**", "total": a + b}
-        for a, b in pairs
-    ]
-    (root / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-
-    def train(*words: str) -> None:
-        assert main(["train", *words, "--run.logdir", str(root / "runs" / "{name}")]) == 0
-
-    rewards = json.dumps([f"{HERE / 'rewards.py'}:{name}" for name in ("right", "thought")])
-    words = ["--model", str(root / "model"), "--rewards", rewards, "--reward-workers", "1", "--run.name", "sums"]
-    words += ["--run.steps", "40", "--run.sample_every", "10", "--groups-per-step", "4", "--group-size", "6"]
-    words += ["--num-iterations", "3", "--beta", "0.02", "--learning-rate", "0.001", "--max-completion-length", "40"]
-    words += ["--warm-start-steps", "60", "--warm-start-batch", "16", "--warm-start-learning-rate", "0.01"]
-    train(str(root / "sums.jsonl"), *words)
-    for seed in ("0", "1"):
-        steps = ["--run.steps", "6", "--run.sample_every", "1", "--run.stop_at", "1000"]
-        train("cartpole", *steps, "--seed", seed, "--run.name", f"poles-{seed}")
-    train("bandit", "--run.steps", "60", "--run.name", "arms")
-    dream = ["--env", "CartPole-v1", "--pretrain", "10", "--eval-episodes", "4", "--run.steps", "2"]
-    train("dreamer", *dream, "--run.sample_every", "1", "--run.name", "dream")
-    filmed(root / "runs" / "films", root / "runs" / "poles-0" / "video.mp4")
-    return root / "runs"
+    root = tmp_path_factory.mktemp("view") / "runs"
+    shutil.copytree(DEMO, root)
+    dream = ["--env", "CartPole-v1", "--pretrain", "2", "--eval-episodes", "1", "--run.steps", "2"]
+    dream += ["--run.sample_every", "1", "--run.name", "dream", "--run.logdir", str(root / "{name}")]
+    assert main(["train", "dreamer", "debug", *dream]) == 0
+    filmed(root / "films", root / "cartpole-0" / "video.mp4")
+    return root
 
 
 def filmed(path: Path, video: Path) -> None:

@@ -1,16 +1,15 @@
 """What the page makes of numbers and of its reader's hands: sums in words, zoom, keys, and parts of long answers."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
+from grpo.cli import main
 from grpo.run.folder import RunFolder
-from tests.browser.conftest import plain, serving
+from tests.browser.conftest import serving
 
 pytestmark = pytest.mark.browser
 
@@ -53,7 +52,8 @@ def address(root):
 
 def asked(page, module: str, code: str):
     """What a function of one of the page's modules gives; `code` sees the module as m."""
-    page.open()
+    if "compare" not in page.address:
+        page.open("#/compare")  # the lightest of its views
     script = """const [module, done] = arguments;
       const told = (result) => done(JSON.stringify(result ?? null));
       import(`./page/${module}.js`).then((m) => { CODE }).then(told, (error) => told(String(error)));"""
@@ -119,6 +119,34 @@ def test_a_sum_is_worked_only_where_it_gives_the_advantage(page, changes, worked
 def test_runs_that_tell_at_other_steps_are_compared_at_the_same_ones(page):
     found = asked(page, "compare", "return m.along([1, 2, 3, 4, 5, 6], [2, 3, 5], [10, null, 40])")
     assert found == [None, 10, 20, 30, 40, None]
+
+
+def test_curves_of_one_size_share_an_axis_and_others_have_their_own(page):
+    data = {"columns": {"big": [100, 400], "small": [0.1, None], "alike": [90, 50], "none": [0, 0]}}
+    found = asked(page, "curves", f"return m.charts('t', Object.keys({json.dumps(data)}.columns), {json.dumps(data)})")
+    assert found == [["t", ["big", "alike", "none"]], ["t", ["small"]]]
+
+
+def test_a_step_has_its_place_on_another_axis_and_none_beyond_its_ends(page):
+    table = {"step": [1, 2, 4], "clock": [10, 20, 60], "columns": {"env_steps": [5, 5, 9]}}
+    code = f"const at = m.scaleOf({json.dumps(table)}, KEY); return [0, 1, 2, 3, 4, 5].map(at)"
+    assert asked(page, "axis", code.replace("KEY", "'time'")) == [None, 10, 20, 40, 60, None]
+    laid = asked(page, "axis", f"return m.laid({json.dumps(table)}, 'env_steps')")
+    assert laid["step"][0] == 1 and laid["x"][-1] == 9 and laid["x"] == sorted(set(laid["x"]))
+
+
+def test_a_table_for_a_spreadsheet_holds_numbers_and_no_formula(page):
+    table = {"step": [1, 2], "clock": [0.5, 1], "columns": {"reward": [0.25, None], '=cmd("a"),b': [1, 2]}}
+    told = asked(page, "csv", f"return m.csv({json.dumps(table)})")
+    assert told.splitlines() == ['step,seconds,reward,"\'=cmd(""a""),b"', "1,0.5,0.25,1", "2,1,,2"]
+
+
+def test_the_formula_has_every_part_of_the_loss(page):
+    recipe = {"beta": 0.1, "kl_in": "loss", "entropy_coef": 0.01, "teacher_coef": 0.5, "teacher_in": "loss"}
+    assert (
+        asked(page, "group", f"return m.penalty({json.dumps(recipe)})")
+        == " + 0.1·KL + 0.5·KL to the teacher − 0.01·entropy"
+    )
 
 
 # --- hands ----------------------------------------------------------------------------------------------------------
@@ -204,8 +232,7 @@ def test_a_prompt_is_looked_for_in_as_many_runs_as_the_server_takes(page):
 
 def test_an_export_ends_with_the_tokens_that_it_has(page, root, tmp_path):
     file = tmp_path / "report.html"
-    command = [sys.executable, "-m", "grpo.cli", "view", str(root / "two"), "--export", str(file)]
-    subprocess.run(command, check=True, env=plain(), stdout=subprocess.DEVNULL)
+    assert main(["view", str(root / "two"), "--export", str(file)]) == 0
     page.open("#/run/two/step/2/group/0", url=file.as_uri())
     page.says("The exported file holds the first 2,048 tokens of each try.", ".note")
     assert page.all("button.more") == []

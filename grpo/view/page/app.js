@@ -2,11 +2,12 @@
 
 import { embedded } from "./api.js";
 import { CompareView } from "./compare.js";
+import { Help } from "./help.js";
 import { DocsView } from "./metrics.js";
 import { go, here, href, useRoute } from "./route.js";
 import { RunView } from "./run.js";
 import { RunsView } from "./runs.js";
-import { html, render, useEffect, useState } from "./ui.js";
+import { html, render, useEffect, useKeys, useState } from "./ui.js";
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -35,6 +36,9 @@ function App() {
     else document.documentElement.dataset.theme = theme;
     keep("theme", theme);
   }, [theme]);
+  const [helping, setHelping] = useState(false);
+  const close = () => setHelping(false);
+  useKeys({ "?": () => setHelping(!helping), ...(helping ? { Escape: close } : {}) }, [helping]);
   const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
   return html`
     <header class="bar">
@@ -43,10 +47,12 @@ function App() {
       <span class="grow"></span>
       ${embedded && html`<span class="pill">exported</span>`}
       <a class="quiet" href="#/docs">metrics</a>
+      <button type="button" class="quiet" id="help" title="help (?)" aria-label="help" onClick=${() => setHelping(!helping)}>?</button>
       <button type="button" class="quiet" id="theme" title="colours: ${theme}" onClick=${() => setTheme(next)}>
         ${{ auto: "◐ auto", light: "☀ light", dark: "☾ dark" }[theme]}</button>
     </header>
-    <main><${View} route=${route} /></main>`;
+    <main><${View} route=${route} /></main>
+    ${helping && html`<${Help} close=${close} />`}`;
 }
 
 function View({ route }) {

@@ -1,11 +1,8 @@
 // Curves: uPlot with a readout instead of a legend, bands, and points that lead somewhere.
 
 import uPlot from "./vendor/uplot/uPlot.js";
+import { distances, tick } from "./axis.js";
 import { html, number, useEffect, useLayoutEffect, useRef, useState, useWidth } from "./ui.js";
-
-const WHOLE = [1, 2, 5]
-  .flatMap((one) => Array.from({ length: 9 }, (_, power) => one * 10 ** power))
-  .sort((a, b) => a - b); // steps are whole
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -22,16 +19,20 @@ export function smooth(values, weight) {
 }
 
 /**
- * series: [{name, values, color, low?, high?, faint?, fill?, dash?}] over the steps `x`. `pick(step)` is called for a
+ * series: [{name, values, color, low?, high?, faint?, fill?, dash?, points?}] over `x`, which is the steps, or what else
+ * `axis` names: then `rows` are the steps of the values and `place(step)` is where one is. `pick(step)` is called for a
  * click on a point; `marks` are the steps that lead somewhere. `at`: a step to mark. `sync`: charts with one cursor.
- * `floor`: where the axis begins. What was zoomed into stays in sight when the values change.
+ * `floor`: where the other axis begins. What was zoomed into stays in sight when the values change.
  */
-export function Chart({ x, series, height = 190, pick, marks, at, log, sync, title, range, floor, readout }) {
+export function Chart({
+  x, axis = "step", rows = x, place: placed = (step) => step,
+  series, height = 190, pick, marks, at, log, sync, title, range, floor, readout,
+}) {
   const place = useRef(null);
   const plot = useRef(null);
   const live = useRef({});
   const zoom = useRef(null); // {min, max} of the steps in sight, while these are not all
-  live.current = { pick, marks, at, readout };
+  live.current = { pick, marks, at, readout, rows, placed };
   const width = useWidth(place);
   const [theme, setTheme] = useState(0);
 
@@ -65,7 +66,7 @@ export function Chart({ x, series, height = 190, pick, marks, at, log, sync, tit
       fill: one.fill ? `${one.color}${one.fill}` : undefined,
       spanGaps: even(one.values),
       points: {
-        show: one.values.filter((value) => value !== null).length < 40 && !one.faint,
+        show: one.points !== false && one.values.filter((value) => value !== null).length < 40 && !one.faint,
         size: 5,
         fill: one.color,
       },
@@ -74,6 +75,7 @@ export function Chart({ x, series, height = 190, pick, marks, at, log, sync, tit
   const shape = JSON.stringify([
     lines.map((line) => [line.label, line.stroke, line.points.show]),
     log,
+    axis,
     theme,
     title,
     range,
@@ -81,7 +83,7 @@ export function Chart({ x, series, height = 190, pick, marks, at, log, sync, tit
   ]);
 
   useLayoutEffect(() => {
-    const axis = {
+    const look = {
       stroke: css("--muted"),
       grid: { stroke: css("--grid"), width: 1 },
       ticks: { show: false },
@@ -98,11 +100,11 @@ export function Chart({ x, series, height = 190, pick, marks, at, log, sync, tit
         y: { distr: log ? 3 : 1, range: range ? () => range : log ? undefined : (_, low, high) => around(floor ?? low, high) },
       },
       axes: [
-        { ...axis, size: 26, incrs: WHOLE },
+        { ...look, size: 32, gap: 8, incrs: distances(axis), values: (_, ticks) => ticks.map((one) => tick(one, axis)) },
         {
-          ...axis,
+          ...look,
           size: 54,
-          values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick, 3))),
+          values: (_, ticks) => ticks.map((one) => (one === null ? "" : number(one, 5))),
         },
       ],
       cursor: {
@@ -118,14 +120,14 @@ export function Chart({ x, series, height = 190, pick, marks, at, log, sync, tit
             const steps = u.data[0];
             if (key !== "x" || !steps.length) return;
             const { min, max } = u.scales.x;
-            zoom.current = min > steps[0] || max < steps[steps.length - 1] ? { min, max } : null;
+            zoom.current = min > steps[0] || max < steps[steps.length - 1] ? { min, max, axis } : null;
           },
         ],
         setCursor: [(u) => live.current.readout?.(u.cursor.idx ?? null)],
         draw: [(u) => drawMarks(u, live.current)],
       },
     };
-    const seen = zoom.current; // of the chart that this one replaces
+    const seen = zoom.current?.axis === axis ? zoom.current : null; // of the chart that this one replaces
     const chart = new uPlot(options, [x, ...columns], place.current);
     if (seen) chart.setScale("x", seen);
     let down = null;
@@ -133,9 +135,9 @@ export function Chart({ x, series, height = 190, pick, marks, at, log, sync, tit
       down = event.clientX;
     });
     chart.over.addEventListener("click", (event) => {
-      const { pick: go, marks: known } = live.current;
+      const { pick: go, marks: known, rows: steps } = live.current;
       if (!go || chart.cursor.idx === null || Math.abs(event.clientX - (down ?? event.clientX)) > 3) return;
-      go(nearest(known, chart.data[0][chart.cursor.idx]));
+      go(nearest(known, steps[chart.cursor.idx]));
     });
     plot.current = chart;
     return () => {
@@ -145,7 +147,7 @@ export function Chart({ x, series, height = 190, pick, marks, at, log, sync, tit
   }, [shape]);
 
   useLayoutEffect(() => {
-    const seen = zoom.current;
+    const seen = zoom.current?.axis === axis ? zoom.current : null;
     plot.current?.setData([x, ...columns], !seen);
     if (seen) plot.current?.setScale("x", seen);
   }, [x, series]);
@@ -178,22 +180,23 @@ function around(low, high) {
   return low === 0 ? [0, 1] : [low - Math.abs(low) / 2, low + Math.abs(low) / 2];
 }
 
-/** Ticks at the foot for steps with groups, a line for the one in view. */
-function drawMarks(u, { marks, at }) {
+/** Ticks below the foot for steps with groups, a line for the one in view. */
+function drawMarks(u, { marks, at: step, placed }) {
   const { ctx, bbox } = u;
   const foot = bbox.top + bbox.height;
   const scale = window.devicePixelRatio || 1;
-  const inside = (step) => step >= u.scales.x.min && step <= u.scales.x.max;
+  const inside = (x) => x !== null && x >= u.scales.x.min && x <= u.scales.x.max;
+  const at = step === undefined || step === null ? null : placed(step);
   ctx.save();
   if (marks && marks.length) {
     ctx.fillStyle = css("--accent");
-    const shown = marks.filter(inside);
+    const shown = marks.map(placed).filter(inside);
     const every = Math.max(1, Math.ceil(shown.length / 150));
     for (let i = 0; i < shown.length; i += every) {
-      ctx.fillRect(Math.round(u.valToPos(shown[i], "x", true)) - scale, foot - 5 * scale, 2 * scale, 5 * scale);
+      ctx.fillRect(Math.round(u.valToPos(shown[i], "x", true)) - scale, foot + scale, 2 * scale, 5 * scale);
     }
   }
-  if (at !== undefined && at !== null && inside(at)) {
+  if (inside(at)) {
     ctx.strokeStyle = css("--accent");
     ctx.lineWidth = 1.5 * scale;
     ctx.setLineDash([4 * scale, 3 * scale]);

@@ -1,6 +1,7 @@
 // Several runs, one over the other: curves with the spread over seeds, and what was set differently.
 
 import { api } from "./api.js";
+import { choices, places, told as toldAt } from "./axis.js";
 import { Chart, smooth } from "./chart.js";
 import { Metric, useDocs } from "./metrics.js";
 import { href, setQuery } from "./route.js";
@@ -57,6 +58,8 @@ function Compared({ data, route }) {
       ),
     [data],
   );
+  const axes = tables.data ? choices(Object.values(tables.data)) : [];
+  const axis = axes.some(([key]) => key === route.query.x) ? route.query.x : "step";
   const about = Object.assign({}, ...Object.values(tables.data ?? {}).map((table) => table.about));
   const byId = new Map(data.runs.map((run) => [run.run, run]));
   const sets = (spread ? data.seeds : data.runs.map((run) => [run.run]))
@@ -66,6 +69,11 @@ function Compared({ data, route }) {
     <div class="toolbar"><h1>${data.runs.length} runs</h1>
       <${Choice} label="smoothing" value=${String(weight)} options=${SMOOTHINGS}
         set=${(value) => setQuery({ smooth: value === "0" ? null : value })} />
+      ${
+        axes.length > 1 &&
+        html`<${Choice} label="over" id="axis" value=${axis} options=${axes}
+        set=${(value) => setQuery({ x: value === "step" ? null : value })} />`
+      }
       <${Toggle} on=${spread} set=${(on) => setQuery({ spread: on ? null : "0" })}
         title="runs that differ only by seed become one line with their spread">spread over seeds<//></div>
     <ul class="compared">${sets.map(
@@ -88,7 +96,7 @@ function Compared({ data, route }) {
     <${Loaded} state=${tables}>${(found) =>
       html`<div class="panels">${names.map(
         (name) => html`<${Overlay}
-      key=${name} ...${{ name, sets, found, weight, about, docs, byId }} />`,
+      key=${name} ...${{ name, sets, found, weight, axis, about, docs, byId }} />`,
       )}</div>`}<//>
     <h2>Settings that differ</h2>
     ${
@@ -105,12 +113,12 @@ function Compared({ data, route }) {
 
 const place = (name) => (FIRST.includes(name) ? FIRST.indexOf(name) : FIRST.length);
 
-/** One metric of every set of runs over the union of their steps. */
-function Overlay({ name, sets, found, weight, about, docs, byId }) {
+/** One metric of every set of runs over the union of their steps, or of their places on another axis. */
+function Overlay({ name, sets, found, weight, axis, about, docs, byId }) {
   const [index, setIndex] = useState(null);
   const { steps, series } = useMemo(
-    () => overlaid(name, sets, found, weight, byId),
-    [name, sets.map((s) => s.join()).join("|"), found, weight],
+    () => overlaid(name, sets, found, weight, byId, axis),
+    [name, sets.map((s) => s.join()).join("|"), found, weight, axis],
   );
   return html`<figure class="panel"><figcaption><strong><${Metric} name=${name} about=${about} docs=${docs} />
       </strong>
@@ -121,8 +129,10 @@ function Overlay({ name, sets, found, weight, about, docs, byId }) {
       style=${{ background: one.color }}></span><span class="value">
       ${number(index === null ? one.last : one.values[index])}</span></span>`,
       )}
-    <span class="muted small step-at">${index === null ? "" : `step ${steps[index]}`}</span></figcaption>
-    <${Chart} x=${steps} series=${series} sync="compare" title=${name} readout=${setIndex} /></figure>`;
+    <span class="muted small step-at">${
+      index === null || index >= steps.length ? "" : axis === "step" ? `step ${steps[index]}` : toldAt(steps[index], axis)
+    }</span></figcaption>
+    <${Chart} x=${steps} axis=${axis} series=${series} sync="compare" title=${name} readout=${setIndex} /></figure>`;
 }
 
 /** Values at `own` steps as those at `steps`, straight between two of them; null before the first and after the last. */
@@ -141,21 +151,30 @@ export function along(steps, own, values) {
   });
 }
 
-function overlaid(name, sets, found, weight, byId) {
+/** Places of a run's rows, without rows that the axis does not know or that stand where the one before does. */
+function rowsOf(table, axis, values) {
+  const xs = places(table, axis);
+  const kept = [...xs.keys()].filter((t) => xs[t] !== null && (t === 0 || xs[t] !== xs[t - 1]));
+  return [kept.map((t) => xs[t]), kept.map((t) => values[t])];
+}
+
+function overlaid(name, sets, found, weight, byId, axis) {
   const tables = sets
     .flat()
     .map((id) => found[id])
     .filter((table) => table?.columns[name]);
-  const steps = [...new Set(tables.flatMap((table) => table.step))].sort((a, b) => a - b);
+  const steps = [...new Set(tables.flatMap((table) => rowsOf(table, axis, [])[0]))].sort((a, b) => a - b);
   const series = [];
   sets.forEach((members, i) => {
     const lines = members
       .map((id) => found[id])
       .filter((table) => table?.columns[name])
-      .map((table) => along(steps, table.step, smooth(table.columns[name], weight)));
+      .map((table) => along(steps, ...rowsOf(table, axis, smooth(table.columns[name], weight))));
     if (!lines.length) return;
     const at = steps.map((_, t) => lines.map((line) => line[t]).filter((value) => value !== null));
-    const values = at.map((all) => (all.length ? all.reduce((a, b) => a + b, 0) / all.length : null));
+    // Seeds come to another place at other times: their mean is that of all of them, or it would jump.
+    const enough = axis === "step" ? 1 : lines.length;
+    const values = at.map((all) => (all.length >= enough ? all.reduce((a, b) => a + b, 0) / all.length : null));
     const many = lines.length > 1;
     const known = values.filter((value) => value !== null);
     series.push({
@@ -163,8 +182,8 @@ function overlaid(name, sets, found, weight, byId) {
       color: SERIES[i % SERIES.length],
       values,
       last: known[known.length - 1] ?? null,
-      low: many ? at.map((all) => (all.length ? Math.min(...all) : null)) : null,
-      high: many ? at.map((all) => (all.length ? Math.max(...all) : null)) : null,
+      low: many ? at.map((all) => (all.length >= enough ? Math.min(...all) : null)) : null,
+      high: many ? at.map((all) => (all.length >= enough ? Math.max(...all) : null)) : null,
     });
   });
   return { steps, series };

@@ -1,10 +1,12 @@
 // A run's curves. A click on a point leads to the groups of that step.
 
 import { api, media } from "./api.js";
+import { choices, laid, scaleOf, told } from "./axis.js";
 import { Chart, smooth } from "./chart.js";
+import { download } from "./csv.js";
 import { commonHead, GroupLine, range } from "./groups.js";
 import { Metric, useDocs } from "./metrics.js";
-import { go, href, setQuery } from "./route.js";
+import { framed, go, href, setQuery } from "./route.js";
 import { SERIES } from "./scale.js";
 import { Choice, Empty, html, Loaded, number, Toggle, useLoaded, useMemo, useState } from "./ui.js";
 
@@ -21,12 +23,29 @@ export function CurvesView({ route, run, metrics, newest }) {
   const lead = steps.length ? (step) => go(href(["run", run.run, "step", step], { from: "curves" })) : null;
   const weight = Number(route.query.smooth ?? 0);
   const log = route.query.log === "1";
+  const axes = metrics.data ? choices([metrics.data]) : [];
+  const axis = axes.some(([key]) => key === route.query.x) ? route.query.x : "step";
+  const data = useMemo(() => metrics.data && laid(metrics.data, axis), [metrics.data, axis]);
+  const place = useMemo(() => metrics.data && scaleOf(metrics.data, axis), [metrics.data, axis]);
   const at = route.query.at === undefined ? null : Number(route.query.at);
+  // What broke before its first step has nothing to be looked at but why, which the header says.
+  if (metrics.data && !metrics.data.step.length && run.state !== "running") return null;
   return html`<section class="page">
     ${steps.length > 0 && html`<${Newest} run=${run} step=${Math.max(newest ?? -1, steps[steps.length - 1])} />`}
     <div class="toolbar"><${Choice} label="smoothing" value=${String(weight)} options=${SMOOTHINGS}
       set=${(value) => setQuery({ smooth: value === "0" ? null : value })} />
+      ${
+        axes.length > 1 &&
+        html`<${Choice} label="over" id="axis" value=${axis} options=${axes}
+        set=${(value) => setQuery({ x: value === "step" ? null : value })} />`
+      }
       <${Toggle} on=${log} set=${(on) => setQuery({ log: on ? "1" : null })}>log scale<//>
+      ${
+        !framed &&
+        metrics.data?.step.length > 0 &&
+        html`<button type="button" id="csv" title="these curves as a table, one row a step"
+        onClick=${() => download(run, route.query.q ?? "")}>CSV</button>`
+      }
       <input type="search" placeholder="metric …" aria-label="search metrics" value=${route.query.q ?? ""}
         onInput=${(event) => setQuery({ q: event.target.value })} />
       ${
@@ -35,9 +54,9 @@ export function CurvesView({ route, run, metrics, newest }) {
         class="tick"></span>) · drag: zoom · double click: all</span>`
       }
     </div>
-    <${Loaded} state=${metrics}>${(data) =>
+    <${Loaded} state=${metrics.error ? metrics : { data }}>${(data) =>
       data.step.length
-        ? html`<${Panels} ...${{ run, data, docs, weight, log, at, lead, steps, query: route.query.q ?? "" }} />`
+        ? html`<${Panels} ...${{ run, data, docs, weight, log, at, lead, steps, place, query: route.query.q ?? "" }} />`
         : html`<${Empty}>No step is finished yet.<//>`}<//>
     <${Films} files=${run.files ?? []} />
   </section>`;
@@ -73,7 +92,18 @@ function Newest({ run, step }) {
       html`<div>${groups.slice(0, 3).map((group) => line(group, groups))}</div>`}<//></div>`;
 }
 
-function Panels({ run, data, docs, weight, log, at, lead, steps, query }) {
+/** The run's score, on the first screen. */
+export function HeadlineChart({ run, data, name }) {
+  const series = useMemo(
+    () => [{ name, values: data.columns[name], color: SERIES[0], low: data.low?.[name], high: data.high?.[name] }],
+    [data, name],
+  );
+  const steps = run.sample_steps?.list ?? [];
+  const lead = steps.length ? (step) => go(href(["run", run.run, "step", step], { from: "curves" })) : null;
+  return html`<${Chart} x=${data.step} series=${series} pick=${lead} marks=${steps} height=${130} title=${name} />`;
+}
+
+function Panels({ run, data, docs, weight, log, at, lead, steps, place, query }) {
   const named = new Set((run.panels ?? []).flatMap(([, names]) => names));
   const arms = Object.keys(data.columns).filter((name) => name.startsWith("arm_probability/"));
   const others = Object.keys(data.columns).filter((name) => !named.has(name) && !arms.includes(name));
@@ -83,9 +113,9 @@ function Panels({ run, data, docs, weight, log, at, lead, steps, query }) {
   const once = data.step.length > 1 ? Object.keys(data.columns).filter((name) => has(name) && points(name) === 1) : [];
   const shown = (names) => names.filter((name) => !arms.includes(name) && !once.includes(name) && has(name));
   const groups = [...(run.panels ?? []), ["Other", others]].flatMap(([title, names]) =>
-    title === "Other" ? shown(names).map((name) => [null, [name]]) : charts(title, shown(names)),
+    title === "Other" ? shown(names).map((name) => [null, [name]]) : charts(title, shown(names), data),
   );
-  const common = { data, docs, weight, log, at, lead, steps };
+  const common = { data, docs, weight, log, at, lead, steps, place };
   return html`<div class="panels">
     ${arms.length > 0 && has(arms[0]) && html`<${ArmsPanel} ...${common} arms=${arms} />`}
     ${once.length > 0 && html`<${Once} ...${common} names=${once} />`}
@@ -95,15 +125,33 @@ function Panels({ run, data, docs, weight, log, at, lead, steps, query }) {
   </div>`;
 }
 
-/** No more curves in a chart than there are colours to tell them apart. */
-function charts(title, names) {
+const ALIKE = 10; // how many times larger than another a curve may be on the same axis
+
+/** Curves of one size in a chart, so that none lies flat on the foot of another's; no more than there are colours. */
+export function charts(title, names, data) {
+  const size = (name) => data.columns[name].reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
   const found = [];
-  for (let at = 0; at < names.length; at += SERIES.length) found.push([title, names.slice(at, at + SERIES.length)]);
-  return found;
+  for (const name of names) {
+    const mine = size(name);
+    const fits = (chart) =>
+      chart.names.length < SERIES.length &&
+      (!mine || !chart.high || (mine <= ALIKE * chart.low && ALIKE * mine >= chart.high));
+    let chart = found.find(fits);
+    if (!chart) found.push((chart = { names: [], low: Infinity, high: 0 }));
+    chart.names.push(name);
+    if (mine) [chart.low, chart.high] = [Math.min(chart.low, mine), Math.max(chart.high, mine)];
+  }
+  return found.map((chart) => [title, chart.names]);
 }
 
+/** Where the cursor is, in words. */
+const where = (data, index) =>
+  index === null || index >= data.step.length
+    ? ""
+    : `step ${data.step[index]}${data.key === "step" ? "" : ` · ${told(data.x[index], data.key)}`}`;
+
 /** One chart with the names of its curves above it, each with its value at the cursor. */
-function Panel({ data, docs, weight, log, at, lead, steps, title, names }) {
+function Panel({ data, docs, weight, log, at, lead, steps, place, title, names }) {
   const [index, setIndex] = useState(null);
   const series = useMemo(
     () =>
@@ -132,9 +180,9 @@ function Panel({ data, docs, weight, log, at, lead, steps, title, names }) {
             name=${name} about=${data.about} docs=${docs} />
         <span class="value">${number(at_(data.columns[name], index))}</span></span>`,
       )}
-      <span class="muted small step-at">${index === null ? "" : `step ${data.step[index]}`}</span></figcaption>
-    <${Chart} x=${data.step} series=${series} log=${log} pick=${lead} marks=${steps} at=${at} sync="curves"
-      title=${title ?? names[0]} readout=${setIndex} />
+      <span class="muted small step-at">${where(data, index)}</span></figcaption>
+    <${Chart} ...${{ x: data.x, axis: data.key, rows: data.step, place, series, log, at }} pick=${lead} marks=${steps}
+      sync="curves" title=${title ?? names[0]} readout=${setIndex} />
   </figure>`;
 }
 
@@ -163,15 +211,17 @@ function stacked(columns, names) {
   let below = null;
   return names
     .map((name, i) => {
-      const values = columns[name].map((value, t) => (value ?? 0) + (below ? below[t] : 0));
+      const values = columns[name].map((value, t) => (value ?? 0) + (below?.[t] ?? 0));
       below = values;
-      return { name, values, color: SERIES[i % SERIES.length], fill: "ff" };
+      // A step that tells none of them has no area; no point is drawn where one of them was not measured.
+      const told = values.map((value, t) => (names.some((other) => columns[other][t] !== null) ? value : null));
+      return { name, values: told, color: SERIES[i % SERIES.length], fill: "ff", points: false };
     })
     .reverse();
 }
 
 /** The bandit: which arm it would pull, over time. */
-export function ArmsPanel({ data, docs, at, lead, steps, arms, height = 220 }) {
+export function ArmsPanel({ data, docs, at, lead, steps, place, arms, height = 220 }) {
   const [index, setIndex] = useState(null);
   const series = useMemo(() => stacked(data.columns, arms), [data, arms.join()]);
   return html`<figure class="panel double"><figcaption><strong>arm probabilities</strong>
@@ -183,8 +233,9 @@ export function ArmsPanel({ data, docs, at, lead, steps, arms, height = 220 }) {
       <${Metric} name=${name} about=${data.about} docs=${docs} label=${`arm ${name.split("/")[1]}`} /> <span
         class="value">${number(at_(data.columns[name], index), 3)}</span></span>`,
     )}
-    <span class="muted small step-at">${index === null ? "" : `step ${data.step[index]}`}</span></figcaption>
-    <${Chart} x=${data.step} series=${series} pick=${lead} marks=${steps} at=${at} range=${[0, 1]} height=${height}
+    <span class="muted small step-at">${where(data, index)}</span></figcaption>
+    <${Chart} ...${{ x: data.x ?? data.step, axis: data.key, rows: data.step, place }} series=${series} pick=${lead}
+      marks=${steps} at=${at} range=${[0, 1]} height=${height}
       sync="curves" title="arm probabilities" readout=${setIndex} /></figure>`;
 }
 
@@ -202,19 +253,30 @@ function phases(columns) {
   return { all, keys, series: stacked(all, keys) };
 }
 
+/** A table's rows on the axis that another table tells. */
+function over(table, place, key) {
+  const xs = table.step.map(place);
+  const rows = xs.flatMap((x, i) => (x === null || (i && x === xs[i - 1]) ? [] : [i]));
+  const columns = Object.fromEntries(
+    Object.entries(table.columns).map(([name, values]) => [name, rows.map((i) => values[i])]),
+  );
+  return { x: rows.map((i) => xs[i]), step: rows.map((i) => table.step[i]), columns, key };
+}
+
 /** What the seconds of each step went to. */
-function TimePanel({ run, at, lead, steps }) {
+function TimePanel({ run, data, at, lead, steps, place }) {
   const state = useLoaded(() => api(`/api/runs/${run.run}/timing`), [run.run, Math.floor((run.step ?? 0) / 5)]);
   const [index, setIndex] = useState(null);
-  const { all, keys, series } = useMemo(() => phases(state.data?.columns ?? {}), [state.data]);
-  if (!state.data || !state.data.step.length) return null;
-  const { step } = state.data;
+  const table = useMemo(() => state.data && over(state.data, place, data.key), [state.data, place]);
+  const { all, keys, series } = useMemo(() => phases(table?.columns ?? {}), [table]);
+  if (!table || !table.step.length) return null;
   return html`<figure class="panel"><figcaption><strong>seconds of a step</strong>
     ${keys.map(
       (name, i) => html`<span class="key"><span class="swatch" style=${{ background: SERIES[i] }}></span>
       ${name} <span class="value">${number(at_(all[name], index), 3)}</span></span>`,
     )}
-    <span class="muted small step-at">${index === null ? "" : `step ${step[index]}`}</span></figcaption>
-    <${Chart} x=${step} series=${series} pick=${lead} marks=${steps} at=${at} floor=${0} sync="curves"
+    <span class="muted small step-at">${where(table, index)}</span></figcaption>
+    <${Chart} ...${{ x: table.x, axis: table.key, rows: table.step, place, series, at }} pick=${lead} marks=${steps}
+      floor=${0} sync="curves"
       title="seconds of a step" readout=${setIndex} /></figure>`;
 }

@@ -142,6 +142,7 @@ function Body({ route, run, data, tokens, metrics, more }) {
         : kinds.has("arm")
           ? html`<${ArmsView} ...${{ data, run, look, metrics, step: data.step }} />`
           : html`<div class="samples" tabindex="0" aria-label="tries, best advantage first">
+                ${(data.answer ?? null) !== null && !short(data.answer) && html`<${Answer} text=${data.answer} route=${route} />`}
                 ${data.samples.map(
                   (sample, i) => html`<${Sample} key=${sample.row}
                 ...${{ sample, i, data, look, route }} />`,
@@ -184,8 +185,25 @@ function Legend({ heat, limit }) {
     )}<span class="muted">${ends[1]} ${told(value(1))}</span></span>`;
 }
 
-const penalty = ({ beta, kl_in: where, kl_importance: weighed }) =>
-  beta && where === "loss" ? ` + ${number(beta)}·${weighed ? "r·" : ""}KL` : "";
+/** What the loss has beside the term: the KL, a teacher's, the entropy bonus. */
+export const penalty = ({ beta, kl_in: where, kl_importance: weighed, entropy_coef: entropy, teacher_coef, teacher_in }) =>
+  [
+    beta && where === "loss" && ` + ${number(beta)}·${weighed ? "r·" : ""}KL`,
+    teacher_coef && teacher_in === "loss" && ` + ${number(teacher_coef)}·KL to the teacher`,
+    entropy && ` ${entropy < 0 ? "+" : "−"} ${number(Math.abs(entropy))}·entropy`,
+  ]
+    .filter(Boolean)
+    .join("");
+
+/** Whether an answer fits a line; a longer one stands beside the tries. */
+const short = (answer) => answer !== null && answer !== undefined && answer.length <= 60 && !answer.includes("\n");
+
+/** The reference answer as a column of its own, before the tries. */
+function Answer({ text, route }) {
+  const { latex, markdown } = route.query;
+  return html`<article class="sample reference"><header class="sample-head"><strong>reference answer</strong></header>
+    <div class="sample-body"><${Text} text=${text} latex=${latex === "1"} markdown=${markdown === "1"} /></div></article>`;
+}
 
 /** The group's own numbers, and the formula that makes advantages of rewards. */
 function Summary({ data }) {
@@ -194,6 +212,10 @@ function Summary({ data }) {
     <div><dt>tries</dt><dd>${data.samples.length}</dd></div>
     <div><dt>mean reward</dt><dd>${number(data.mean)}</dd></div>
     <div><dt>standard deviation</dt><dd>${number(data.std)}</dd></div>
+    ${
+      short(data.answer) &&
+      html`<div><dt>reference answer</dt><dd class="answer"><${Plain} text=${data.answer} /></dd></div>`
+    }
     ${
       objective.advantage_formula &&
       html`<div><dt>advantage</dt><dd class="formula">${objective.advantage_formula}
@@ -259,7 +281,8 @@ export function Arithmetic({ sample, data }) {
 
 export function SampleHead({ sample, i, data }) {
   const most = Math.max(...data.samples.map((one) => Math.abs(one.advantage ?? 0)), 1e-9);
-  const length = `${number(sample.length)} ${sample.kind === "text" ? "tokens" : "decisions"}`;
+  const unit = `${sample.kind === "text" ? "token" : "decision"}${sample.length === 1 ? "" : "s"}`;
+  const length = `${number(sample.length)} ${unit}`;
   const told = [`row ${sample.row}`, length, sample.stop].filter(Boolean).join(" · ");
   return html`<header class="sample-head"
       style=${{ borderTopColor: sample.advantage ? diverging(sample.advantage, most * 0.72) : "" }}>
@@ -279,6 +302,23 @@ export function SampleHead({ sample, i, data }) {
   </header>`;
 }
 
+/** A state and what was done there, of a policy that is no language model and plays no episodes. */
+function Pair({ sample, look }) {
+  const row = look.rows.get(sample.row);
+  const single = row?.mask.length === 1; // else its numbers are of several decisions
+  const value = single ? HEATS[look.heat]?.value(row, 0) : null;
+  const ground = (value ?? null) === null ? "" : HEATS[look.heat].paint(value, look.limit);
+  const chosen = look.chosen?.row === sample.row && "chosen";
+  return html`<dl class="pair"><dt>state</dt><dd><${Plain} text=${sample.state} /></dd><dt>action</dt><dd>
+    ${
+      single
+        ? html`<span class=${classes("t", chosen)} style=${{ backgroundColor: ground }} data-t="0"
+      onMouseEnter=${(event) => look.point(row, 0, event.target)} onMouseLeave=${() => look.point(null, null)}
+        onClick=${() => look.choose(row, 0)}><${Plain} text=${sample.action} /></span>`
+        : html`<${Plain} text=${sample.action} />`
+    }</dd></dl>`;
+}
+
 function Sample({ sample, i, data, look, route }) {
   const row = look.rows.get(sample.row);
   const coloured = look.heat !== "text" && row?.tokens;
@@ -296,7 +336,9 @@ function Sample({ sample, i, data, look, route }) {
           ? html`<${TokenMap} row=${row} heat=${look.heat} limit=${look.limit}
                 chosen=${look.chosen?.row === row.row ? look.chosen.t : null}
           point=${(t, element) => look.point(row, t, element)} choose=${(t) => look.choose(row, t)} />`
-          : html`<${Said} sample=${sample} route=${route} path=${look.path} />`
+          : sample.kind === "pair"
+            ? html`<${Pair} sample=${sample} look=${look} />`
+            : html`<${Said} sample=${sample} route=${route} path=${look.path} />`
       }
     </div>
         <${Extras} sample=${sample} />

@@ -16,7 +16,7 @@ const SORTS = [
   ["advantage", "largest advantage"],
 ];
 const BADGES = {
-  no_signal: ["no signal", "all rewards are equal: this group taught nothing"],
+  no_signal: ["no signal", "no decision has an advantage: this group taught nothing"],
   all_right: ["all right", "every try got the best reward seen in this step"],
   all_wrong: ["all wrong", "every try got the lowest reward seen in this step"],
   truncated: ["truncated", "a try was cut off by the limit"],

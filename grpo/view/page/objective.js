@@ -118,8 +118,11 @@ export function explain(row, t, objective) {
   if (of("gate") === 0) lines.push(["masked", "a gate is closed: truncated, not selected or off-policy", "term × 0"]);
   lines.push(...inTheLoss(of, objective));
   if (of("kl") !== null) lines.push(klLine(of, objective));
-  if (of("entropy") !== null)
-    lines.push(["entropy", "of the choice at this place, after the update", number(of("entropy"))]);
+  if (of("entropy") !== null) {
+    const { entropy_coef: bonus } = objective;
+    const share = bonus ? `; the loss has ${number(bonus)} × it taken off` : "";
+    lines.push(["entropy", `of the choice at this place, after the update${share}`, number(of("entropy"))]);
+  }
   if (of("sampler") !== null)
     lines.push(["sampler difference", "log π_old − log of the engine that sampled", signed(of("sampler"))]);
   return lines;

@@ -79,6 +79,11 @@ export function PromptView({ route, run, promptKey }) {
         : html`<${Loaded} state=${state}>${(data) => html`
       <details class="prompt" open><summary>prompt</summary><div class="prompt-text" dir="auto"><${Plain}
         text=${data.prompt ?? ""} /></div></details>
+      ${
+        (data.answer ?? null) !== null &&
+        html`<details class="prompt" open><summary>reference answer</summary><div class="prompt-text" dir="auto"><${Plain}
+        text=${data.answer} /></div></details>`
+      }
       ${list}
       ${(data.notes ?? []).map((note) => html`<p class="note">${note}</p>`)}
       ${

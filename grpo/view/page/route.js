@@ -34,7 +34,7 @@ export function href(parts, query = {}) {
 }
 
 // A notebook's frame has no address to change: there the way is kept here, and links are followed by hand.
-const framed = location.href.startsWith("about:");
+export const framed = location.href.startsWith("about:");
 let place = "";
 
 /** The address of the view, from its # on. */

@@ -1,7 +1,7 @@
 // One run: its header, live, and the view of it that the address names.
 
 import { api, listen } from "./api.js";
-import { CurvesView } from "./curves.js";
+import { CurvesView, HeadlineChart } from "./curves.js";
 import { GroupView } from "./group.js";
 import { GroupsView } from "./groups.js";
 import { known, Metric, useDocs } from "./metrics.js";
@@ -105,6 +105,7 @@ function appended(table, rows) {
     columns,
     low: wider(table.low),
     high: wider(table.high),
+    clock: [...(table.clock ?? table.step.map(() => null)), ...fresh.map((i) => rows.clock?.[i] ?? null)],
     about: { ...table.about, ...rows.about },
   };
 }
@@ -113,7 +114,7 @@ export function RunView({ route, id }) {
   const { run, metrics, newest } = useRun(id);
   const [, , view, step, third, group] = route.parts;
   return html`<${Loaded} state=${run}>${(data) => html`
-    <${Header} run=${data} route=${route} newest=${newest} about=${metrics.data?.about} />
+    <${Header} run=${data} route=${route} newest=${newest} metrics=${metrics.data} />
     ${!view && html`<${CurvesView} route=${route} run=${data} metrics=${metrics} newest=${newest} />`}
     ${view === "groups" && html`<${GroupsView} key="all" route=${route} run=${data} step=${null} />`}
     ${
@@ -133,17 +134,22 @@ export function RunView({ route, id }) {
     ${view === "events" && html`<${EventsView} run=${data} />`}`}<//>`;
 }
 
-function Header({ run, route, newest, about }) {
+function Header({ run, route, newest, metrics }) {
   const docs = useDocs();
+  const about = metrics?.about;
   const view = route.parts[2] ?? "";
   const steps = run.sample_steps;
   const latest = Math.max(newest ?? -1, steps?.last ?? -1);
   const tabs = [
     ["curves", "", href(["run", run.run])],
-    ["groups", "step", latest >= 0 ? href(["run", run.run, "step", latest]) : href(["run", run.run, "groups"])],
-    ["all groups", "groups", href(["run", run.run, "groups"])],
+    ...(latest >= 0
+      ? [
+          ["groups", "step", href(["run", run.run, "step", latest])],
+          ["all groups", "groups", href(["run", run.run, "groups"])],
+        ]
+      : []), // none were kept: nothing to offer
     ["settings", "settings", href(["run", run.run, "settings"])],
-    [`events${run.events?.count ? ` (${run.events.count})` : ""}`, "events", href(["run", run.run, "events"])],
+    ...(run.events?.count ? [[`events (${run.events.count})`, "events", href(["run", run.run, "events"])]] : []),
   ];
   const whole = view === "";
   return html`<div class="run-header">
@@ -151,7 +157,7 @@ function Header({ run, route, newest, about }) {
       <span class="muted small">
         ${kind(run).join(" · ")}</span>
       ${!whole && html`<${Glance} run=${run} />`}</div>
-    ${whole && html`<${Vitals} ...${{ run, about, docs }} /><${Warnings} list=${run.warnings ?? []} ...${{ about, docs }} />`}
+    ${whole && html`<${First} ...${{ run, metrics, about, docs }} /><${Vitals} ...${{ run, about, docs }} />`}
     ${(run.notes ?? []).map((note) => html`<p class="note">${note}</p>`)}
     <nav class="tabs" aria-label="views">${tabs.map(
       ([name, key, to]) => html`<a href=${to}
@@ -190,7 +196,7 @@ function Vitals({ run, about, docs }) {
         : ""
     }</dd>
       ${share !== null && html`<progress value=${share} max="1" aria-label="steps done"></progress>`}</div>
-    <div><dt>rate</dt><dd>${rate(run)}</dd></div>
+    ${run.seconds_per_step > 0 && html`<div><dt>rate</dt><dd>${rate(run)}</dd></div>`}
     <div><dt>${run.state === "running" ? "left" : "took"}</dt><dd>
       ${duration(run.state === "running" ? run.eta_seconds : run.elapsed_seconds)}</dd></div>
     ${memory.length > 0 && html`<div><dt>memory</dt><dd>${memory.join(", ")}</dd></div>`}
@@ -212,7 +218,34 @@ function Vitals({ run, about, docs }) {
   </dl>`;
 }
 
-const SIGNS = { bad: "✕", warn: "▲", info: "i" };
+const SIGNS = { bad: "✕", warn: "▲", info: "i", ok: "✓" };
+const WAYS = { up: "↗", down: "↘", lost: "↘", flat: "→", early: "…" };
+
+/** The first screen's two questions: is it learning, is something wrong? */
+function First({ run, metrics, about, docs }) {
+  const { verdict, checks = [], warnings = [] } = run;
+  return html`<div class="first">
+    <section class="learning" aria-label="is it learning?"><h2>Is it learning?</h2>
+      ${
+        verdict
+          ? html`<p class=${`verdict ${verdict.way}`}><span class="sign" aria-hidden="true">${WAYS[verdict.way]}</span>
+        <strong>${verdict.title}</strong> <span>${verdict.says}</span></p>
+        ${metrics?.columns[verdict.metric] && html`<${HeadlineChart} run=${run} data=${metrics} name=${verdict.metric} />`}`
+          : html`<p class="verdict early"><strong>${run.state === "running" ? "No step is finished yet." : "It ended before its first step."}</strong></p>`
+      }</section>
+    <section class="wrong" aria-label="is something wrong?"><h2>Is something wrong?</h2>
+      ${
+        warnings.length
+          ? html`<${Warnings} list=${warnings} ...${{ about, docs }} />`
+          : checks.length > 0 && html`<p class="verdict up"><span class="sign" aria-hidden="true">✓</span><strong>Nothing looks wrong</strong></p>`
+      }
+      <ul class="checks">${checks.map(
+        (check) => html`<li class=${check.level} key=${check.name}><span class="sign" aria-hidden="true">
+        ${SIGNS[check.level] ?? "i"}</span><span class="muted"><${Metric} name=${check.metric} ...${{ about, docs }}
+          label=${check.name} /></span><span>${check.text}</span></li>`,
+      )}</ul></section>
+  </div>`;
+}
 
 function Warnings({ list, about, docs }) {
   if (!list.length) return null;

@@ -27,7 +27,12 @@ def test_tensorboard_files_hold_the_metrics(tmp_path):
     train(tmp_path / "run", 3, trackers=["tensorboard"])  # goes on
 
 
-@pytest.mark.parametrize("name, module", [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("trackio", "trackio")])
+MODULES = {"tensorboard": "tensorboardX", "comet": "comet_ml"} | {
+    n: n for n in ("wandb", "trackio", "mlflow", "swanlab")
+}
+
+
+@pytest.mark.parametrize("name, module", MODULES.items())
 def test_a_missing_one_says_how_to_install_it(name, module, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     trainer = make_trainer()
@@ -37,7 +42,7 @@ def test_a_missing_one_says_how_to_install_it(name, module, tmp_path, monkeypatc
 
 
 def test_an_unknown_one_is_named(tmp_path):
-    with pytest.raises(TrackerError, match="known: tensorboard, wandb, trackio, mlflow"):
+    with pytest.raises(TrackerError, match="known: tensorboard, wandb, trackio, mlflow, swanlab, comet"):
         make_tracker("mlfolw", make_folder(tmp_path / "run"))
 
 
@@ -57,7 +62,7 @@ def fake(name, calls):
     return module
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "trackio", "swanlab"])
 def test_trackers_get_rows_and_redacted_settings(name, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setitem(sys.modules, name, fake(name, calls))
@@ -72,6 +77,34 @@ def test_trackers_get_rows_and_redacted_settings(name, tmp_path, monkeypatch):
     assert calls[1][1]["reward"] == folder.metrics()[0]["reward"]
     assert "step" not in calls[1][1] and None not in calls[1][1].values()
     assert calls[3] == "finish"
+
+
+def test_comet_goes_on_under_the_same_key_and_is_told_nothing_else(tmp_path, monkeypatch):
+    calls = []
+
+    class Experiment:
+        def log_parameters(self, parameters):
+            calls.append(parameters)
+
+        def log_metrics(self, metrics, step):
+            calls.append((step, metrics))
+
+        def end(self):
+            calls.append("end")
+
+    module = types.ModuleType("comet_ml")
+    module.ExperimentConfig = lambda **config: config
+    module.start = lambda **options: calls.append(options) or Experiment()
+    monkeypatch.setitem(sys.modules, "comet_ml", module)
+    monkeypatch.delenv("COMET_PROJECT_NAME", raising=False)
+    folder = make_folder(tmp_path / "run", config={"beta": 0.1, "api_key": "very-secret"})
+    run(make_trainer(), 2, folder, trackers=["comet"], **QUICK)
+    run(make_trainer(), 3, folder, trackers=["comet"], resume=True, **QUICK)
+    begun = [call for call in calls if isinstance(call, dict) and "experiment_key" in call]
+    assert begun[0] == begun[1] and begun[0]["experiment_key"].isalnum() and begun[0]["project_name"] == "grpo"
+    assert not any(value for name, value in begun[0]["experiment_config"].items() if name.startswith(("log_", "auto_")))
+    assert calls[1] == {"beta": 0.1, "api_key": "[redacted]"} and calls[2][1]["reward"] == folder.metrics()[0]["reward"]
+    assert [call[0] for call in calls if isinstance(call, tuple)] == [1, 2, 3] and calls[-1] == "end"
 
 
 def test_a_tracker_that_is_down_at_the_start_is_left_out(tmp_path, monkeypatch):
@@ -114,9 +147,13 @@ def test_one_that_hangs_is_left_out(where, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "trackio", "mlflow", "swanlab", "comet"])
 def test_the_real_ones_take_a_run_and_its_resumption(name, tmp_path, monkeypatch):
-    pytest.importorskip(name)
+    pytest.importorskip(MODULES[name])
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    monkeypatch.setenv("COMET_START_ONLINE", "0")
+    monkeypatch.setenv("COMET_OFFLINE_DIRECTORY", str(tmp_path / "comet"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
@@ -196,7 +233,10 @@ def test_trackers_get_the_video_and_the_project(film, tmp_path, monkeypatch):
     assert calls[-2:] == [(2, {"video": ("video", str(film), "mp4")}), "finish"]
 
 
-@pytest.mark.parametrize("name, variable", [("wandb", "WANDB_PROJECT"), ("trackio", "TRACKIO_PROJECT")])
+@pytest.mark.parametrize(
+    "name, variable",
+    [("wandb", "WANDB_PROJECT"), ("trackio", "TRACKIO_PROJECT"), ("swanlab", "SWANLAB_PROJECT_NAME")],
+)
 def test_the_project_is_asked_for_then_looked_up_then_ours(name, variable, tmp_path, monkeypatch):
     calls = []
     monkeypatch.setitem(sys.modules, name, fake(name, calls))
