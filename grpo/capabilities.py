@@ -156,6 +156,30 @@ class Divides(Protocol):
 
 
 @runtime_checkable
+class CollectsAhead(Protocol):
+    """Collects parts of a step (see `Divides`) in other threads while the policy learns, with weights of its own.
+
+    `follow` has it sample with the policy's present weights from now on and call them by this number, in the tries'
+    `version_NT`; what is under way goes on. It is called between updates alone, and may be called again with the same
+    number. `at_once`: parts that it can collect at a time.
+
+    >>> class Dice:
+    ...     at_once, version = 1, 0
+    ...     def follow(self, version):
+    ...         self.version = version
+    ...     def collect_part(self, request):
+    ...         ...
+    >>> isinstance(Dice(), CollectsAhead)
+    True
+    """
+
+    at_once: int
+
+    def follow(self, version: int) -> None: ...
+    def collect_part(self, request: CollectRequest) -> Part: ...
+
+
+@runtime_checkable
 class KnowsRanks(Protocol):
     """Shares work of its own among the ranks (an evaluation, say): the trainer says who they are.
 
@@ -397,6 +421,6 @@ class Closes(Protocol):
 
 OF_A_SOURCE = (
     *(Headlines, Plots, TellsEntropy, Films, Leaves),
-    *(Evaluates, Measures, Timed, Divides, KnowsRanks, MakesRoom, KeepsFiles, ChecksData),
+    *(Evaluates, Measures, Timed, Divides, CollectsAhead, KnowsRanks, MakesRoom, KeepsFiles, ChecksData),
 )
 """Every capability that a run looks for in a source."""

@@ -43,7 +43,7 @@ MINIBATCHES = ("groups_per_minibatch", "rows_per_minibatch", "decisions_per_mini
 BLOCKS: Blocks = {
     "sampling": (
         "group_size", "select", "select_by", "groups_per_step", "no_signal", "filter_rewards", "rewards_lower_bound",
-        "rewards_upper_bound", "max_attempts",
+        "rewards_upper_bound", "max_attempts", "staleness",
     ),
     "update": (
         "groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "minibatches", "rows_per_microbatch",
@@ -162,6 +162,10 @@ class GRPOConfig(Worded):
     shard: Literal["none", "states", "gradients", "weights"] = "none"
     """What ranks divide among them instead of keeping all of it each: the optimizer's states, the gradients too, or the
     weights as well (language models; slower). The same updates, to rounding; see docs/scaling.md."""
+    staleness: float = Field(default=0.0, ge=0, le=64)
+    """Steps by which tries may be asked for before their own, while others are learned from: at most (staleness + 1) ×
+    groups_per_step groups are under way. 0.3: three of ten groups of a step are. 0: none. Needs a sampler with weights
+    of its own; see docs/servers.md."""
     old_logp: Literal["auto", "recorded", "recomputed", "detached"] = "auto"
     """Log-probs the ratio compares with: as recorded when sampled, computed again before the first pass, or the current
     ones (ratio 1, for one pass and one minibatch). auto: detached where that is the case, else recorded."""
@@ -227,7 +231,10 @@ class GRPOConfig(Worded):
     def _columns(self) -> dict[str, Any]:
         """Columns that are not the recipe's own; a room may add those that its settings stand for."""
         drops = {} if self.no_signal == "recipe" else {"drop_no_signal": self.no_signal != "keep"}
-        return self.changed | drops
+        older: dict[str, Any] = {}
+        if self.staleness and RECIPES[self.loss_type].mismatch == "none":  # the sampler's policy is an older one
+            older = {"mismatch": "truncate", "mismatch_level": "token", "mismatch_high": 2.0}
+        return older | self.changed | drops
 
     def _surrogate(self, columns: Mapping[str, Any]) -> str:
         """The kind of surrogate that these columns ask for."""
@@ -371,6 +378,7 @@ def _check(config: GRPOConfig) -> None:
     if len(sizes) > 1:
         raise ConfigError(f"{' and '.join(sizes)} say the same thing; give one of them")
     _check_filter(config)
+    _check_staleness(config)
     if config.select is not None and config.select > config.group_size:
         raise ConfigError(
             f"select={config.select} of each group cannot learn where group_size={config.group_size} are sampled; "
@@ -384,6 +392,14 @@ def _check(config: GRPOConfig) -> None:
             "reduction=token_mean and ratio=token, or use rows_per_minibatch",
             idle={"decisions_per_minibatch": "this recipe needs trajectories whole"},
         )
+
+
+def _check_staleness(config: GRPOConfig) -> None:
+    """Tries of an older policy need to be told from the present one's."""
+    if config.staleness and config.old_logp == "recorded":
+        raise ConfigError("old_logp=recorded are an older policy's where staleness > 0; leave it out")
+    if config.staleness and config.recipe.mismatch == "none":
+        raise ConfigError("staleness > 0 needs mismatch=truncate or mask, which corrects for the older policy")
 
 
 def _check_filter(config: GRPOConfig) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.protocols import SequencePolicy
+
 
 def copies(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays of their own, which later steps do not change."""
@@ -54,3 +56,16 @@ def unflattened(values: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[s
         index, _, key = name.partition("/")
         state[int(index)][key] = torch.as_tensor(tensor).clone()
     return {"state": state, "param_groups": values["param_groups"]}
+
+
+def of_policy(optimizer: torch.optim.Optimizer, policy: SequencePolicy) -> torch.optim.Optimizer:
+    """A user's optimizer, if what it moves is what the policy says it has."""
+    own = {id(p) for p in policy.parameters().values()}
+    moved_by_it = [p for group in optimizer.param_groups for p in group["params"]]
+    strange = sum(id(p) not in own for p in moved_by_it)
+    if strange:
+        raise ValueError(
+            f"the optimizer holds {strange} tensors that policy.get_parameters() does not return; return the "
+            "trained tensors themselves, e.g. dict(module.named_parameters()), not a copy or state_dict()"
+        )
+    return optimizer

@@ -87,15 +87,21 @@ class Slots:
 
     >>> [list(Slots(rank, 3).of(7)) for rank in range(3)], list(Slots().of(2))
     ([[0, 1, 2], [3, 4], [5, 6]], [0, 1])
+    >>> list(Slots(window=(2, 5)).of(7))
+    [2, 3, 4]
     """
 
     rank: int = 0
     size: int = 1
+    window: tuple[int, int] | None = None
+    """Of the step's places only those from the first number up to before the second, where a step is asked for in
+    parts; None: all."""
 
     def of(self, count: int) -> range:
         """Of so many places, those that are collected here; there may be none."""
-        each, over = divmod(count, self.size)
-        first = self.rank * each + min(self.rank, over)
+        begin, end = (0, count) if self.window is None else self.window
+        each, over = divmod(end - begin, self.size)
+        first = begin + self.rank * each + min(self.rank, over)
         return range(first, first + each + (self.rank < over))
 
 

@@ -102,6 +102,8 @@ class Rollouts:
     """Rows of one trajectory (turns) share an id and count once in statistics."""
     sampled_logp_NT: Array | None = None
     """A foreign engine's own numbers; NaN = it gave none."""
+    version_NT: Array | None = None
+    """Steps that had been learned from when a decision was made, where tries are asked for ahead of their step."""
     weight_NT: Array | None = None
     """Float weight of a decision's loss (continuation probability)."""
     baseline_NT: Array | None = None

@@ -103,15 +103,25 @@ def collect(ranks: Ranks, source: RolloutSource, request: CollectRequest) -> Col
 
     def mine() -> State:
         parts.append(collected := source.collect_part(asked))
-        rows = State({}, {}) if collected.rollouts is None else flat(collected.rollouts)
-        values = {"rows": dict(rows.values), "beside": dict(collected.beside.values)}
-        return State(values, as_part("rows", rows.arrays) | as_part("beside", collected.beside.arrays))
+        return packed(collected)
 
     told = attempted(ranks, "collecting", mine)
+    return joined(parts[0], told)
+
+
+def packed(collected: Part) -> State:
+    """What a part of a step holds, as plain values and flat arrays."""
+    rows = State({}, {}) if collected.rollouts is None else flat(collected.rollouts)
+    values = {"rows": dict(rows.values), "beside": dict(collected.beside.values)}
+    return State(values, as_part("rows", rows.arrays) | as_part("beside", collected.beside.arrays))
+
+
+def joined(one: Part, told: Sequence[State]) -> Collected:
+    """The step whose parts these are, in the order of their places; any one of them says what it is a part of."""
     rows = [State(x.values["rows"], part(x.arrays, "rows")) for x in told if x.values["rows"]]
     besides = [State(x.values["beside"], part(x.arrays, "beside")) for x in told]
-    found = Collected(whole(rows), parts[0].starts)
-    return found if parts[0].finish is None else parts[0].finish(found, besides)
+    found = Collected(whole(rows), one.starts)
+    return found if one.finish is None else one.finish(found, besides)
 
 
 # --- scores and gradients ---------------------------------------------------------------------------------------------

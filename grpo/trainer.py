@@ -24,10 +24,11 @@ from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
 from grpo.credit import reward_size, trajectory_reward
 from grpo.experience import Experience, with_gates
-from grpo.keeping import copies, copy_into, expect_same_kind, flattened, unflattened
+from grpo.keeping import copies, copy_into, expect_same_kind, flattened, of_policy, unflattened
 from grpo.learners import marked, scored
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
+from grpo.pacing import Pace, age_metrics
 from grpo.protocols import (
     Collected,
     CollectRequest,
@@ -113,9 +114,10 @@ class Trainer:
         self.policy, self.source = self._seats(policy, reward_model, source, states)
         if isinstance(self.source, KnowsRanks):
             self.source.ranks = self.ranks
+        self.pace = Pace(self.ranks, self.source, self.config.groups_per_step, self.config.staleness)
         self.reference = self._make_reference(policy, reference_policy)
         self.teacher = make_teacher(teacher, self.recipe, self.config.device)
-        self.optimizer = self._make_optimizer() if optimizer is None else self._checked(optimizer)
+        self.optimizer = self._make_optimizer() if optimizer is None else of_policy(optimizer, self.policy)
         self.shards = together.shards(self.ranks, self.config.shard, self.policy.parameters())
         referred = [] if self.reference is None else [self.reference.parameters()]
         together.same_weights(self.ranks, [self.shards.comparable(self.policy.parameters()), *referred])
@@ -170,15 +172,18 @@ class Trainer:
             found = resample(collected, request, self._with_signal, self._tries, most)
             rollouts, metrics["attempts"] = found.rollouts, float(found.attempts)
         rollouts = marked(rollouts, self.config, self.steps_done)
-        if self.config.old_logp == "recomputed":
+        if self.config.old_logp == "recomputed" or self.config.staleness:
             with torch.no_grad():
                 now_NT = self._scored(rollouts, lambda rows: self.policy.score(rows).logp_NT)
             rollouts = rollouts.but(old_logp_NT=now_NT)
-        return rollouts, metrics
+        return rollouts, metrics | age_metrics(rollouts, self.steps_done)
 
     def _tries(self, request: CollectRequest) -> Collected:
-        """Everybody's, where several ranks share the work."""
-        return together.collect(self.ranks, self.source, request)
+        """Everybody's, where several ranks share the work; perhaps they were asked for some steps ago."""
+        found = self.pace.collect(request)
+        if not self.config.staleness or self.ranks.size > 1:
+            return found
+        return Collected(found.rollouts.each(lambda x: x.to(self._home)), found.starts)
 
     def _scored(self, rows: Rollouts, score: Callable[[Rollouts], Tensor]) -> Tensor:
         """Log-probs without gradient of the rows that learn, shared by the ranks."""
@@ -386,18 +391,6 @@ class Trainer:
         if self.reference is not None and every is not None and self.steps_done % every == 0:
             self.reference.sync(self.policy.parameters(), self.config.ref_mixup_alpha)
 
-    def _checked(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The user's optimizer, if what it moves is what the policy says it has."""
-        own = {id(p) for p in self.policy.parameters().values()}
-        moved_by_it = [p for group in optimizer.param_groups for p in group["params"]]
-        strange = sum(id(p) not in own for p in moved_by_it)
-        if strange:
-            raise ValueError(
-                f"the optimizer holds {strange} tensors that policy.get_parameters() does not return; return the "
-                "trained tensors themselves, e.g. dict(module.named_parameters()), not a copy or state_dict()"
-            )
-        return optimizer
-
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         tensors = [p for p in self.policy.parameters().values() if p.requires_grad]
         if not tensors:
@@ -423,9 +416,9 @@ class Trainer:
             values["optimizer"], tensors = flattened(self.shards.state_dict(self.optimizer))
             values["optimizer_kind"] = type(self.optimizer).__name__
             arrays |= as_part("optimizer", tensors)
-        source = self.source.state()
-        arrays |= as_part("source", copies(source.arrays))
-        return State(values | {"source": dict(source.values)}, arrays)
+        source, ahead = self.source.state(), self.pace.state()
+        arrays |= as_part("source", copies(source.arrays)) | as_part("pace", ahead.arrays)
+        return State(values | {"source": dict(source.values), **ahead.values}, arrays)
 
     @torch.no_grad()
     def load_state(self, state: State) -> None:
@@ -440,6 +433,7 @@ class Trainer:
         self.source.load_state(State(state.values["source"], part(state.arrays, "source")))
         self.policy.version = operator.index(state.values["version"])
         self.steps_done = operator.index(state.values["steps_done"])
+        self.pace.load_state(State(state.values, part(state.arrays, "pace")), self.steps_done)
         self._nonfinite_in_a_row = operator.index(state.values["nonfinite_in_a_row"])
 
 

@@ -18,7 +18,7 @@ from grpo.language.config import ONLY_WHOLE, LanguageConfig
 from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.data.columns import AUTO
 from grpo.language.data.prompts import Prompts, load
-from grpo.language.engines import Tokens
+from grpo.language.engines import Engine, Tokens
 from grpo.language.engines.choose import make_engine
 from grpo.language.engines.inline import context_of
 from grpo.language.model import loading, reference
@@ -28,12 +28,13 @@ from grpo.language.model.teacher import make_teacher
 from grpo.language.planning import show as planning
 from grpo.language.planning.shape import ModelShape, Unknown
 from grpo.language.planning.sizes import limit_bytes
+from grpo.language.players import OneAnswer, Player
 from grpo.language.rewards import Rewards
 from grpo.language.scoring import memory
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.scoring.probe import make_scorer
 from grpo.language.scoring.scorer import Scorer, ScoringPlan
-from grpo.language.source import LanguageSource, OneAnswer, Player
+from grpo.language.source import LanguageSource
 from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.models import device_of
 from grpo.protocols import Ranks, Reference
@@ -123,7 +124,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
             "file.py:function"
         )
     expect_names(config, rewards.names)
-    engine = make_engine("transformers" if cut else config.engine, adapted, tokens, **config.engine_kwargs)
+    engine = engine_of(config.but(engine="transformers") if cut else config, adapted, tokens, ranks)
     return Parts(
         config=config,
         tokens=tokens,
@@ -135,6 +136,12 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         optimizer=optimizer_of(config, policy, given.optimizers[0]),
         ranks=ranks,
     )
+
+
+def engine_of(config: LanguageConfig, model: Any, tokens: Tokens, ranks: Ranks) -> Engine:
+    """What samples; every rank has servers of its own."""
+    own = {"servers": config.servers[ranks.rank :: ranks.size]} if config.servers else {}
+    return make_engine(config.engine, model, tokens, bool(config.staleness), **config.engine_kwargs, **own)
 
 
 def keep_limit(config: LanguageConfig, given: Given) -> None:
@@ -169,6 +176,7 @@ def expect_plain(config: LanguageConfig, given: Given) -> None:
         "activation_offloading": config.activation_offloading,
         "warm_start_steps": bool(config.warm_start_steps),
         "a KL to a reference (beta)": bool(config.recipe.beta) and config.recipe.kl_to != "old",
+        "staleness": bool(config.staleness),
         "a teacher": config.teacher is not None or given.teacher_model is not None,
         "an optimizer of your own": given.optimizers[0] is not None,
     }

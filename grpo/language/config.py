@@ -16,7 +16,7 @@ from grpo.blocks import Blocks, extended
 from grpo.config import ConfigError, GRPOConfig, NamedCode, RayWorkers
 from grpo.dialects import SYSTEMS, Translation, Words, joined, key_of
 from grpo.language.compat.dialect import WORDS
-from grpo.language.engines import Sampling
+from grpo.language.engines import Sampling, sampler_flaw
 from grpo.language.planning.sizes import memory_limit
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
@@ -40,7 +40,7 @@ BLOCKS: Blocks = {
     ),
     "sampling": (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "max_completion_length", "engine",
-        "engine_kwargs", "rows_per_generation", "speculate",
+        "engine_kwargs", "servers", "rows_per_generation", "speculate",
     ),
     "turns": ("tools", "environment", "max_turns", "turn_timeout", "workers"),
     "teacher": ("teacher", "teacher_template", "teacher_success"),
@@ -191,6 +191,8 @@ class LanguageConfig(GRPOConfig):
     """What samples: our own loop · transformers' generate · vLLM. auto: inline where the model allows it."""
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Of that engine (vllm: base_url of a server, gpu_memory_utilization, deadline, …)."""
+    servers: tuple[str, ...] = ()
+    """Addresses of vLLM servers that sample, http://host:port, for engine=vllm; none: vLLM in this process."""
     rows_per_generation: int | None = Field(default=None, ge=1)
     """Most completions that are sampled at a time; None: all of the step."""
 
@@ -370,7 +372,8 @@ class LanguageConfig(GRPOConfig):
         columns = super()._columns()
         if self.loss_type == "dr_grpo" or columns.get("reduction") == "fixed_length":
             columns = {"length": float(self.max_completion_length)} | columns
-        if self.engine == "vllm" and RECIPES[self.loss_type].mismatch == "none":  # it computes a little differently
+        if self.engine == "vllm" and not self.staleness and RECIPES[self.loss_type].mismatch == "none":
+            # It computes a little differently.
             columns = {"mismatch": "mask", "mismatch_level": "sequence", "mismatch_high": 3.0} | columns
         return columns
 
@@ -428,5 +431,8 @@ def _check(config: LanguageConfig) -> None:
         raise ConfigError("speculate is for one answer to a prompt; leave it out with tools or an environment")
     if config.speculate and config.repetition_penalty != 1.0:
         raise ConfigError("speculate cannot check drafts under a repetition_penalty; leave one of them out")
+    known = config.servers or "base_url" in config.engine_kwargs
+    if flaw := sampler_flaw(config.engine, config.servers, bool(known), bool(config.staleness), bool(config.speculate)):
+        raise ConfigError(flaw)
     if config.recipe.kl_estimator == "exact":
         raise ConfigError("kl_estimator=exact needs whole distributions over the vocabulary; use k3")

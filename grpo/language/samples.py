@@ -69,6 +69,8 @@ class Sample:
     """Of those, calls that were refused or raised."""
     kept: float | None = None
     """See `Completion.kept`."""
+    version: Tensor | None = None
+    """See `Completion.version`."""
     attempt: int = 0
     """Times that its prompt had been sampled in this step before."""
     rewards: Mapping[str, float | None] = field(default_factory=dict)

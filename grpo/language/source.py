@@ -9,12 +9,13 @@ sampled beside it.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from threading import Lock, RLock
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +25,10 @@ from grpo.config import ConfigError
 from grpo.language.comparing import comparisons
 from grpo.language.config import LanguageConfig
 from grpo.language.data.prompts import Prompts
-from grpo.language.engines import Completion, Engine, Sampling, Tokens
+from grpo.language.engines import Engine, Sampling, Tokens
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.evaluate import Evaluation, evaluate
+from grpo.language.players import Groups, OneAnswer, Player
 from grpo.language.rewards import Judgement, Rewards, spread, told
 from grpo.language.samples import Prompt, Sample, laid, lengths_of, rewards_of
 from grpo.language.scoring.policy import LanguagePolicy
@@ -43,54 +45,7 @@ TRAINING, PREFLIGHT = 0, 2
 PARTS = 8
 """Into which a step is cut at most, to be judged: functions that take batches must not be called for every group."""
 
-Groups = Generator[tuple[int, list[Sample]], None, None]
-"""The number of a prompt and its samples, in the order in which prompts end."""
-
-
-class Player(Protocol):
-    """Makes samples of prompts: one answer each, or a conversation."""
-
-    def __call__(
-        self, engine: Engine, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Groups:
-        """`count` samples of each prompt, handed over as soon as the prompt's last one has ended."""
-        ...
-
-    def close(self) -> None:
-        """Let go of processes, where there are any."""
-        return
-
-
-class OneAnswer(Player):
-    """The usual case: one completion, and that is it."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
-
-    def __call__(
-        self, engine: Engine, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]
-    ) -> Groups:
-        """`count` samples of each prompt, as soon as they have ended."""
-        asked = [prompt.ids for prompt in prompts]
-        with closing(engine.stream(asked, count, sampling, seeds)) as groups:
-            for number, made in groups:
-                yield number, self._samples(prompts[number], made)
-
-    def _samples(self, prompt: Prompt, made: Sequence[Completion]) -> list[Sample]:
-        texts = self._tokens.tokenizer.batch_decode([c.ids for c in made], skip_special_tokens=True)
-        return [
-            Sample(
-                prompt=prompt,
-                ids=completion.ids,
-                made=torch.ones(len(completion.ids), dtype=torch.bool),
-                logp=completion.logp,
-                stop=completion.stop,
-                text=text,
-                messages=({"role": "assistant", "content": text},),
-                kept=completion.kept,
-            )
-            for completion, text in zip(made, texts, strict=True)
-        ]
+NO_LOGP = "set temperature=1, or start the server as docs/servers.md says"
 
 
 class LanguageSource:
@@ -130,6 +85,13 @@ class LanguageSource:
                 raise ConfigError(f"speculate needs our own loop to sample; with engine={engine.name} leave it out")
             self.speculation = Speculation(config.speculate, config.seed, prompts, config.groups_per_step)
         self._version: int | None = None
+        self._held = -1
+        """What the sampler's weights are called: steps that had been learned from."""
+        self._steps: dict[int, tuple[dict[str, Any], list[Prompt]]] = {}
+        """Asked for ahead: the place in the data before them, and their prompts."""
+        self._reading = Lock()
+        self._turn = nullcontext() if isinstance(player, OneAnswer) or not config.staleness else RLock()
+        """Of environments: an evaluation waits for what is played ahead."""
         self._metrics: dict[str, float | None] = {}
 
     # --- tries ------------------------------------------------------------------------------------------------------
@@ -157,6 +119,7 @@ class LanguageSource:
 
     def _whole(self, request: CollectRequest, whole: Collected, besides: Sequence[State]) -> Collected:
         """Everybody's samples, and what is told of them."""
+        self._steps = {step: asked for step, asked in self._steps.items() if step > request.step}
         samples = unpack(besides, whole.starts, self.config.group_size)
         own, parts_NK = len(self.rewards.names), torch.as_tensor(whole.rollouts.reward_parts_NK)
         parts_NK = parts_NK[:, :own] if own and bool(parts_NK[:, own:].isnan().all()) else parts_NK
@@ -171,9 +134,15 @@ class LanguageSource:
         return Collected(rollouts, whole.starts)
 
     def _starts(self, request: CollectRequest) -> list[Prompt]:
-        if request.starts is None:
+        if request.starts is not None:
+            return [self.prompts.prompt(start) for start in request.starts]
+        if not self.config.staleness:
             return self.prompts.batch(request.step, self.config.groups_per_step)
-        return [self.prompts.prompt(start) for start in request.starts]
+        with self._reading:  # several threads ask
+            if request.step not in self._steps:
+                before = self.prompts.state()
+                self._steps[request.step] = before, self.prompts.batch(request.step, self.config.groups_per_step)
+            return self._steps[request.step][1]
 
     def _tried(self, starts: Sequence[Prompt], request: CollectRequest, own: range) -> tuple[list[Sample], Judgement]:
         """Of these starts, groups of completions for the places that are our own."""
@@ -200,6 +169,24 @@ class LanguageSource:
             self.speculation.keep(seeds, samples)
         self._measure(samples, judged, request)
 
+    @property
+    def at_once(self) -> int:
+        """Parts of steps that can be sampled at a time, while the policy learns; environments are played in turn."""
+        return self.engine.at_once if isinstance(self.player, OneAnswer) else min(self.engine.at_once, 1)
+
+    def follow(self, version: int) -> None:
+        """Sample with the policy as it is from now on; `version`: steps that it has learned from."""
+        self.policy.eval()
+        if self._version == self.policy.version:
+            self.engine.tend(version)
+        else:
+            self.engine.refresh(version)
+        self._version, self._held = self.policy.version, version
+
+    def refresh(self) -> None:
+        """The same, between two steps."""
+        self.follow(self._held + (self._version != self.policy.version))
+
     def judged(
         self,
         prompts: Sequence[Prompt],
@@ -214,6 +201,10 @@ class LanguageSource:
 
         seeds: of all samples. own: places of the prompts that are answered here; None: all.
         """
+        ahead = stream == TRAINING and bool(self.config.staleness)  # in a thread of its own, while the policy learns
+        if not ahead:
+            self.refresh()
+        watch = no_phase if ahead else self.stopwatch
         own = range(len(prompts)) if own is None else own
         if seeds is None:
             seeds = [mixed(self.config.seed, stream, *moment, g, m) for g in range(len(prompts)) for m in range(count)]
@@ -224,7 +215,7 @@ class LanguageSource:
         prompts = prompts[own.start : own.stop]
         try:
             part: dict[int, Sample] = {}
-            with self.stopwatch("generate"), closing(self._groups(prompts, count, sampling, seeds)) as groups:
+            with watch("generate"), closing(self._groups(prompts, count, sampling, seeds)) as groups:
                 for number, group in groups:
                     part |= enumerate(group, number * count)
                     if self.config.overlap_rewards and len(part) * PARTS >= len(seeds):
@@ -232,7 +223,7 @@ class LanguageSource:
                         part = {}
             if part:
                 self.rewards.add(pending, part)
-            with self.stopwatch("rewards_wait"):
+            with watch("rewards_wait"):
                 judged = self.rewards.finish(pending)
             if not self.rewards.names and not self.config.recipe.outcome_coef:  # a teacher alone judges
                 judged = replace(judged, errors={})
@@ -242,18 +233,15 @@ class LanguageSource:
 
     def sample(self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]) -> list[Sample]:
         """Completions of the current policy, not judged."""
+        self.refresh()
         made = dict(self._groups(prompts, count, sampling, seeds))
         return [sample for number in range(len(prompts)) for sample in made[number]]
 
     def _groups(self, prompts: Sequence[Prompt], count: int, sampling: Sampling, seeds: Sequence[int]) -> Groups:
-        """The current policy's, at most `rows_per_generation` rows at a time."""
-        if self._version != self.policy.version:
-            self.engine.refresh()
-            self._version = self.policy.version
-        self.policy.eval()
+        """With the engine's weights, at most `rows_per_generation` rows at a time."""
         at_once = max((self.config.rows_per_generation or len(seeds)) // count, 1)
         # Entered once, not for each group: autocast would cast all weights anew.
-        with torch.no_grad(), self.policy.precision():
+        with self._turn, torch.no_grad(), self.policy.precision():
             for first in range(0, len(prompts), at_once):
                 some = prompts[first : first + at_once]
                 mine = seeds[first * count : (first + len(some)) * count]
@@ -309,8 +297,14 @@ class LanguageSource:
         recorded_NT = None
         if known:
             recorded_NT = laid([s.logp for s in samples if s.logp is not None], steps).to(device)
+            if self.config.staleness:  # scored again when their step comes
+                made = [torch.full((s.length,), self._held) if s.version is None else s.version for s in samples]
+                version_NT = laid(made, steps).to(device)
+                return {"old_logp_NT": recorded_NT, "sampled_logp_NT": recorded_NT, "version_NT": version_NT}
             if self.engine.exact:
                 return {"old_logp_NT": recorded_NT}
+        if self.config.staleness:
+            raise ConfigError(f"staleness > 0 needs the log-probs that {self.engine.name} sampled with; {NO_LOGP}")
         old_NT = scored_now(rollouts, self.policy, self.config.recipe)
         return {"old_logp_NT": old_NT} | ({} if recorded_NT is None else {"sampled_logp_NT": recorded_NT})
 
@@ -392,7 +386,8 @@ class LanguageSource:
 
     def state(self) -> State:
         """The count of tokens, the data's position where it is a stream, drafts; all else follows from the step."""
-        values = {"num_tokens": self.num_tokens, "data": self.prompts.fingerprint, **self.prompts.state()}
+        place = self._steps[min(self._steps)][0] if self._steps else self.prompts.state()
+        values = {"num_tokens": self.num_tokens, "data": self.prompts.fingerprint, **place}
         return State(values, {} if self.speculation is None else self.speculation.state())
 
     def load_state(self, state: State) -> None:
@@ -409,6 +404,7 @@ class LanguageSource:
             self.speculation.load_state(state.arrays)
         self.num_tokens = int(state.values["num_tokens"])
         self.prompts.load_state(state.values)
+        self._steps, self._version = {}, None
 
     def leave(self, path: Path) -> Mapping[str, Path]:
         """The trained model as a folder that others can load; see `output`."""

@@ -16,8 +16,8 @@ import torch
 from grpo.language.samples import Prompt, Sample
 from grpo.protocols import State
 
-ARRAYS = ("prompt", "ids", "made", "logp")
-"""Fields of a sample that do not travel as plain values."""
+ARRAYS = ("prompt", "ids", "made", "logp", "version")
+"""Fields of a sample that do not travel as plain values; versions travel in the rollouts."""
 
 
 def pack(samples: Sequence[Sample]) -> State:

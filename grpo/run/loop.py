@@ -125,6 +125,7 @@ def run(
     how = Options(**options)
     if steps < 1:
         raise ValueError(f"run() needs at least one step, got steps={steps}")
+    trainer.pace.until = steps
     batches = None if states is None else iter(states)
     chief = trainer.ranks.chief
     with ExitStack() as closing:

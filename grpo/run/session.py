@@ -141,6 +141,7 @@ class Session(Stepping):
             row = self.folder.append_metrics(report.step, metrics)
             source = self.trainer.source
             measures = source.measures() if isinstance(source, Measures) else {}
+            measures = {**measures, **self.trainer.pace.measures()}
             self.folder.append_timing(report.step, {**seconds, **measures, **memory()}, self.seconds)
             self._unrecorded = 0
         except OSError as error:

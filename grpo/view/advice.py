@@ -116,6 +116,7 @@ def _distance(m: Series) -> Iterator[Finding]:
     for name, limit, remedy in (
         ("kl", 0.5, "lower learning_rate, raise beta"),
         ("approx_kl", 0.1, "fewer passes, a lower learning_rate, target_kl"),
+        ("mismatch_kl", 0.2, "lower staleness or learning_rate; at once: the sampler does not run this model"),
     ):
         values = m.values(name)
         if len(values) > 1 and (now := values[-3:].mean()) > max(limit, 10 * float(np.median(values[:-1]))):

@@ -59,6 +59,8 @@ class Completion:
     stop: Stop
     kept: float | None = None
     """Mean share of probability that truncation and penalty left, over the tokens; None: not known."""
+    version: Tensor | None = None
+    """(T,) int64: what the weights were called (`Engine.refresh`) that made each token; None: not known."""
 
 
 Groups = Generator[tuple[int, list[Completion]], None, None]
@@ -78,6 +80,9 @@ class Engine(Protocol):
     """The same rows asked together give the same bits, so that who is asked with whom must not depend on the clock."""
     context: float = math.inf
     """Tokens of prompt and completion together, at most."""
+    at_once: int = 0
+    """Calls of `stream` that may go on at a time, in threads, while the policy learns; 0: none, for it samples with the
+    policy's own weights."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
@@ -92,8 +97,12 @@ class Engine(Protocol):
         """The same, a prompt's number and its completions at a time, as soon as the last of them has ended."""
         ...
 
-    def refresh(self) -> None:
-        """The policy's weights have changed; an engine with a copy of its own fetches them."""
+    def refresh(self, version: int = 0) -> None:
+        """The policy's weights have changed; an engine with a copy of its own fetches them, and calls them so."""
+        return
+
+    def tend(self, version: int) -> None:
+        """They have not, and are called so from now on; what was lost (a server) may be looked for."""
         return
 
     def expect(self, drafts: Mapping[int, Sequence[int]]) -> None:
@@ -114,6 +123,21 @@ class Engine(Protocol):
     def close(self) -> None:
         """Let go of processes and memory."""
         return
+
+
+def sampler_flaw(engine: str, servers: Sequence[str], elsewhere: bool, ahead: bool, speculates: bool) -> str:
+    """What is wrong with these settings of a sampler; nothing where nothing is. elsewhere: a server is named at all."""
+    if servers and engine != "vllm":
+        return f"servers are vLLM's, and engine={engine} samples here; set engine=vllm"
+    if not ahead:
+        return ""
+    if speculates:
+        return "speculate follows the order of visits, which staleness changes; leave one of them out"
+    if engine == "transformers":
+        return "staleness needs engine=vllm with servers, or engine=inline; transformers cannot go ahead"
+    if engine == "vllm" and not elsewhere:
+        return "staleness with engine=vllm needs servers=http://host:port; in this process vLLM waits"
+    return ""
 
 
 _Made = TypeVar("_Made")

@@ -10,6 +10,7 @@ from torch import nn
 
 from grpo.config import ConfigError
 from grpo.language.engines import Engine, Tokens
+from grpo.language.engines.copied import CopyEngine
 from grpo.language.engines.hf import HFEngine
 from grpo.language.engines.inline import InlineEngine
 
@@ -17,14 +18,19 @@ FORMER = {"pages": "blocks"}
 """What settings of engines were called, as run folders may still have them."""
 
 
-def make_engine(name: str, model: nn.Module, tokens: Tokens, **engine_kwargs: Any) -> Engine:
-    """auto: our own loop where the model allows it, else transformers' generate, with a notice."""
+def make_engine(name: str, model: nn.Module, tokens: Tokens, ahead: bool = False, **engine_kwargs: Any) -> Engine:
+    """auto: our own loop where the model allows it, else transformers' generate, with a notice.
+
+    ahead: it must sample while the model learns, with weights of its own.
+    """
     if name == "auto":
         reason = InlineEngine.supports(model)
+        if reason and ahead:
+            raise ConfigError(f"staleness > 0 needs engine=vllm with servers here; our own loop cannot: {reason}")
         if reason:
             warnings.warn(f"sampling with transformers' generate, our own loop cannot: {reason}", stacklevel=2)
         name = "transformers" if reason else "inline"
-    kind = _kind(name)
+    kind = CopyEngine if ahead and name == "inline" else _kind(name)
     known = inspect.signature(kind).parameters
     for old, new in FORMER.items():
         if old in engine_kwargs and new in known:
@@ -33,6 +39,12 @@ def make_engine(name: str, model: nn.Module, tokens: Tokens, **engine_kwargs: An
     if wrong and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
         takes = ", ".join(name for name in known if name not in ("model", "tokens"))
         raise ConfigError(f"engine_kwargs: {name} does not take {', '.join(sorted(wrong))}; it takes {takes}")
+    if kind is CopyEngine and next(model.parameters()).device.type == "cpu":
+        warnings.warn(
+            "on a CPU staleness pays where rewards take long, and hardly else; see docs/servers.md", stacklevel=2
+        )
+    if name == "vllm":
+        engine_kwargs["ahead"] = ahead
     engine: Engine = kind(model, tokens, **engine_kwargs)
     return engine
 

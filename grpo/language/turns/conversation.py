@@ -22,9 +22,9 @@ from grpo.errors import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, check_prefixes, unquoted
 from grpo.language.engines import Engine, Sampling, Tokens
+from grpo.language.players import Groups
 from grpo.language.rewards.lookup import find
 from grpo.language.samples import Message, Prompt, Sample
-from grpo.language.source import Groups
 from grpo.language.turns.driving import Course, Draw, drive
 from grpo.language.turns.hosts import Actors, Here, Host, digest
 from grpo.language.turns.loops import asynchronous

@@ -28,6 +28,7 @@ class Talk:
     ids: list[int] = field(default_factory=list)
     made: list[bool] = field(default_factory=list)
     logp: list[float] | None = field(default_factory=list)
+    version: list[int] | None = field(default_factory=list)
     kept: list[tuple[float, int]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     said: list[int] = field(default_factory=list)
@@ -66,6 +67,8 @@ class Talk:
         self.made += [True] * len(self.said)
         if self.logp is not None:
             self.logp = None if completion.logp is None else self.logp + completion.logp[:room].tolist()
+        if self.version is not None:
+            self.version = None if completion.version is None else self.version + completion.version[:room].tolist()
         if completion.kept is not None:
             self.kept.append((completion.kept, len(self.said)))
         self.messages.append({"role": "assistant", "content": text(self.said)})
@@ -76,6 +79,8 @@ class Talk:
         self.made += [False] * len(ids)
         if self.logp is not None:
             self.logp += [0.0] * len(ids)
+        if self.version is not None:
+            self.version += [0] * len(ids)
         self.messages += messages
 
     def end(self, stop: str | None = None) -> None:
@@ -98,6 +103,7 @@ class Talk:
             calls=self.calls,
             failed_calls=self.failed_calls,
             kept=sum(share * count for share, count in self.kept) / tokens if tokens else None,
+            version=None if self.version is None else torch.tensor(self.version, dtype=torch.int64),
         )
 
     def judge(self, answer: Any) -> list[Message]:

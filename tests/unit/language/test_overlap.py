@@ -17,9 +17,10 @@ from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import prepare_tokenizer
 from grpo.language.engines import Completion, Engine, Sampling, in_groups
 from grpo.language.engines.hf import HFEngine
+from grpo.language.players import OneAnswer
 from grpo.language.rewards import Rewards
 from grpo.language.samples import Prompt
-from grpo.language.source import LanguageSource, OneAnswer
+from grpo.language.source import LanguageSource
 from grpo.run.folder import RunFolder
 from tests.unit.language import overlap_functions as functions
 from tests.unit.language.functions import digits

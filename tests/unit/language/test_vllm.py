@@ -20,6 +20,8 @@ from safetensors.torch import load_file
 from grpo.config import ConfigError
 from grpo.language.engines import Completion, Sampling, Tokens
 from grpo.language.engines.vllm import Receiver, VLLMEngine, checkpoint, fingerprint
+from grpo.language.engines.vllm.local import LocalVLLM
+from grpo.language.engines.vllm.server import VLLMServer
 
 from . import conformance
 from .tiny import tiny_model, tiny_tokenizer
@@ -133,6 +135,14 @@ def connect(url: str, deadline: float = 60.0, model: Any = None, **settings: Any
     return VLLMEngine(model or tiny_model(), tokens(), base_url=url, deadline=deadline, **settings)
 
 
+def server_of(engine: VLLMEngine) -> VLLMServer:
+    return engine._vllm.pool.all[0]
+
+
+def versions_of(engine: VLLMEngine) -> list[str]:
+    return list(engine._vllm._versions.values())
+
+
 def test_a_server_is_asked_once_for_every_completion_with_its_own_seed_and_answers_stay_in_order(fake, url):
     engine = connect(url + "/v1/")
     sampling = Sampling(8, temperature=0.7, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2, stop=("x",))
@@ -188,7 +198,7 @@ def test_a_server_that_is_still_starting_is_waited_for(fake, url):
 @pytest.mark.parametrize("fault", ["hang", 503, 429])
 def test_a_lost_answer_is_asked_for_again(fake, url, fault):
     engine = connect(url)
-    engine._vllm._deadline = 2.0 if fault == "hang" else 60.0
+    server_of(engine).deadline = 2.0 if fault == "hang" else 60.0
     fake.faults["/v1/completions"], before = [fault], fake.count("/v1/completions")
     assert engine.generate([[5]], 1, Sampling(8), [7])[0].ids.tolist() == [5, 7, EOS]
     assert fake.count("/v1/completions") == before + 2
@@ -196,7 +206,7 @@ def test_a_lost_answer_is_asked_for_again(fake, url, fault):
 
 def test_a_server_that_never_answers_costs_the_deadline_and_no_more(fake, url):
     engine = connect(url)
-    engine._vllm._deadline = 0.5
+    server_of(engine).deadline = 0.5
     fake.faults["/v1/completions"] = ["hang"] * 50
     with pytest.raises(RuntimeError, match=r"/v1/completions did not answer within 0\.5 s .*deadline"):
         engine.generate([[5]], 1, Sampling(8), [7])
@@ -285,7 +295,7 @@ def test_a_server_that_takes_no_weights_is_told_how_to_start(fake, url, fault):
 
 def test_a_push_that_takes_too_long_ends_at_the_deadline(fake, url):
     engine = connect(url)
-    engine._vllm._deadline = 0.5
+    server_of(engine).deadline = 0.5
     fake.faults["/collective_rpc"] = ["hang"] * 50
     with pytest.raises(RuntimeError, match=r"/collective_rpc did not answer within 0\.5 s"):
         engine.refresh()
@@ -295,7 +305,7 @@ def test_a_server_that_was_started_again_gets_the_weights_again(fake, url):
     engine = connect(url)
     fake.version = ""
     engine.generate([[5]], 1, Sampling(8), [7])
-    assert fake.version == engine._version != ""
+    assert fake.version == versions_of(engine)[0] != ""
 
 
 def test_a_server_that_somebody_else_pushes_to_is_refused(fake, url):
@@ -450,7 +460,7 @@ class FakeLLM:
 def llm(monkeypatch) -> type[FakeLLM]:
     made = type("LLM", (FakeLLM,), {})
     monkeypatch.setitem(sys.modules, "vllm", types.SimpleNamespace(LLM=made))
-    monkeypatch.setattr(VLLMEngine, "_echo", lambda self: None)  # it samples nothing
+    monkeypatch.setattr(LocalVLLM, "_echo", lambda self: None)  # it samples nothing
     return made
 
 

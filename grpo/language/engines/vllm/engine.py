@@ -10,14 +10,10 @@ from torch import nn
 
 from grpo.config import ConfigError
 from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens, in_groups
-from grpo.language.engines.inline import check, context_of, evaluating
+from grpo.language.engines.inline import check, context_of
 from grpo.language.engines.vllm.local import LocalVLLM
+from grpo.language.engines.vllm.remote import AT_ONCE, RemoteVLLM
 from grpo.language.engines.vllm.requests import Answer
-from grpo.language.engines.vllm.server import VLLMServer
-from grpo.language.engines.vllm.weights import checkpoint
-
-ECHO = 0.2
-"""Nats by which vLLM may be off the median token. Seen: 0.04 in bfloat16, 3 with a head that no push reached."""
 
 
 class VLLMEngine(Engine):
@@ -32,6 +28,9 @@ class VLLMEngine(Engine):
         tokens: Tokens,
         *,
         base_url: str | None = None,
+        servers: Sequence[str] | None = None,
+        transfer: str = "auto",
+        ahead: bool = False,
         gpu_memory_utilization: float = 0.3,
         max_model_len: int | None = None,
         tensor_parallel_size: int = 1,
@@ -39,17 +38,24 @@ class VLLMEngine(Engine):
         folder: str | None = None,
         **llm_kwargs: Any,
     ) -> None:
-        """`deadline`: seconds for a push, and on a server for a completion. `folder`: where weights for other processes
-        are put, readable to both sides; None: the system's temporary folder."""
+        """`servers` (or `base_url`, one): addresses; none: vLLM in this process. `transfer`: how weights reach servers.
+        `ahead`: sample while the model learns. `deadline`: seconds for a push, and on a server for a completion.
+        `folder`: where weights for other processes are put, readable to both sides; None: the system's temporary."""
         _check_model(model)
-        self.model, self.tokens, self._version = model, tokens, ""
+        self.model, self.tokens = model, tokens
         config: Any = model.config
         self._vocabulary: int = config.get_text_config(decoder=True).vocab_size
-        self._vllm: LocalVLLM | VLLMServer
-        if base_url is not None:
+        self._vllm: LocalVLLM | RemoteVLLM
+        if servers is not None and base_url is not None:
+            raise ConfigError("servers and engine_kwargs.base_url say the same thing; give servers")
+        urls = servers if servers is not None else None if base_url is None else [base_url]
+        if urls is not None:
             if llm_kwargs:
-                raise ConfigError(f"engine_kwargs: {', '.join(llm_kwargs)} must be given to the server at {base_url}")
-            self._vllm = VLLMServer(base_url, deadline, folder)
+                raise ConfigError(f"engine_kwargs: {', '.join(llm_kwargs)} must be given to the server at {urls[0]}")
+            self.at_once = AT_ONCE
+            self._vllm = RemoteVLLM(
+                model, tokens, urls, deadline=deadline, folder=folder, transfer=transfer, ahead=ahead
+            )
         else:
             llm_kwargs |= {
                 "gpu_memory_utilization": gpu_memory_utilization,
@@ -59,7 +65,6 @@ class VLLMEngine(Engine):
             self._vllm = LocalVLLM(model, tokens, deadline, folder, llm_kwargs)
         self.context = min(self._vllm.max_model_len, context_of(model))
         self.refresh()
-        self._echo()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
@@ -83,7 +88,7 @@ class VLLMEngine(Engine):
                     f"prompt {i} has {len(prompt)} tokens and vLLM's max_model_len is {context:.0f}; raise it"
                 )
             room[i] = int(min(room[i], context - len(prompt)))
-        scaled = self._ready(sampling.temperature or 1.0)
+        scaled, processed = self._vllm.ready(sampling.temperature)
         shared = {
             "temperature": 1.0 if scaled and sampling.temperature else sampling.temperature,
             "top_p": sampling.top_p,
@@ -103,65 +108,30 @@ class VLLMEngine(Engine):
             for i, seed in enumerate(seeds)
         ]
         known = scaled or sampling.temperature in (0.0, 1.0)
+        known = (known and not processed) or (processed and not sampling.truncates)
         yield from (self._completion(answer, known) for answer in self._vllm.complete(rows))
 
-    def refresh(self) -> None:
-        """Push the policy's weights, merged with its adapter, and make sure that they arrived."""
-        sent, reports = self._vllm.push(checkpoint(self.model))
-        for report in reports:
-            if report["version"] != sent:
-                raise RuntimeError(
-                    f"weights changed on their way to vLLM: sent {sent[:12]}, received {report['version'][:12]}; "
-                    "give both sides a folder of their own (engine_kwargs: folder) and push again"
-                )
-            if report["stale"]:
-                raise RuntimeError(
-                    f"vLLM did not take over the weights of {', '.join(report['stale'][:3])}"
-                    f" ({len(report['stale'])} of {report['compared']} compared); use engine=inline for this model"
-                )
-        self._version = sent
+    def refresh(self, version: int = 0) -> None:
+        """Push the policy's weights, and make sure that they arrived."""
+        self._vllm.push(version)
+
+    def tend(self, version: int) -> None:
+        """The weights are called by another number; servers that are back get them."""
+        self._vllm.tend(version)
 
     def close(self) -> None:
         """Let go of the copy of the model; a server is left running."""
         self._vllm.close()
 
-    def _echo(self) -> None:
-        """vLLM starts from random weights, so a part of the model that no push reaches shows in a few tokens."""
-        prompt, gaps = [1, 2, 3], []  # not 0: often the padding, whose embedding is zero
-        with torch.no_grad(), evaluating(self.model):
-            for made in self.generate([prompt], 4, Sampling(8), range(4)):
-                ids = torch.cat([torch.tensor(prompt), made.ids]).to(next(self.model.parameters()).device)
-                logits_TV = self.model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].float()
-                logp = logits_TV.log_softmax(-1).gather(-1, ids[len(prompt) :, None])[:, 0].cpu()
-                gaps.append(logp - made.logp)
-        gap = float(torch.cat(gaps).abs().median())  # in bfloat16 a single token can be off by ten
-        if not gap < ECHO:
-            raise RuntimeError(
-                f"vLLM's log-probs are {gap:.2f} away from the model's: it does not run this model as it is trained; "
-                "use engine=inline"
-            )
-
-    def _ready(self, temperature: float) -> bool:
-        """The right weights and temperature are in place; whether the logits are divided by it in the workers."""
-        reports = self._vllm.rpc("grpo_ready", temperature=temperature)
-        if any(report["version"] != self._version for report in reports):
-            self.refresh()
-            reports = self._vllm.rpc("grpo_ready", temperature=temperature)
-            if any(report["version"] != self._version for report in reports):
-                raise RuntimeError("vLLM holds weights that are not ours; give every run a server of its own")
-        return all(report["heads"] for report in reports)
-
     def _completion(self, answer: Answer, known: bool) -> Completion:
+        if flaw := answer.flaw():
+            raise RuntimeError(f"vLLM {flaw}; see its own log")
         ids, logp = torch.tensor(answer.ids, dtype=torch.long), torch.tensor(answer.logp, dtype=torch.float32)
-        if not len(ids) or len(logp) != len(ids) or answer.finish not in ("stop", "length"):
-            raise RuntimeError(
-                f"vLLM ended a completion with {answer.finish!r}, {len(ids)} tokens and {len(logp)} log-probs; "
-                "see its own log"
-            )
         if not bool(logp.isfinite().all()):
             raise FloatingPointError("vLLM's log-probs are not finite: the weights hold NaN or infinity, or overflow")
         stop: Stop = "eos" if answer.ids[-1] in self.tokens.eos else "stop" if answer.finish == "stop" else "length"
-        return Completion(ids, logp if known else None, stop)
+        version = None if answer.version is None else torch.tensor(answer.version, dtype=torch.long)
+        return Completion(ids, logp if known else None, stop, version=version)
 
 
 def _check_model(model: nn.Module) -> None:

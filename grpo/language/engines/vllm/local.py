@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from grpo.language.engines import Tokens
 from grpo.language.engines.inline import bare
+from grpo.language.engines.vllm.echo import ECHO, gap_of, probes, told
 from grpo.language.engines.vllm.requests import Answer, Request
-from grpo.language.engines.vllm.weights import RECEIVER, shipped
+from grpo.language.engines.vllm.transfer import expect_taken
+from grpo.language.engines.vllm.weights import RECEIVER, checkpoint, shipped
 
 
 class LocalVLLM:
@@ -30,6 +32,7 @@ class LocalVLLM:
         self, model: nn.Module, tokens: Tokens, deadline: float, folder: str | None, llm_kwargs: dict[str, Any]
     ) -> None:
         self._library = _library()
+        self._model, self._version = model, ""
         self._deadline, self._folder, self._pushes = deadline, folder, 0
         settings = {
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
@@ -61,8 +64,9 @@ class LocalVLLM:
         with _own_draws():
             return list(self._llm.collective_rpc(method, timeout=self._deadline, kwargs=kwargs))
 
-    def push(self, weights: dict[str, Tensor]) -> tuple[str, list[Any]]:
-        """The version that was sent, and what each worker says."""
+    def push(self, number: int = 0) -> None:
+        """The model's weights, and whether they arrived; the first time with a few tokens that both score."""
+        weights = checkpoint(self._model)
         self._pushes += 1
         if self._alone:
             version = f"push {self._pushes}"
@@ -72,7 +76,28 @@ class LocalVLLM:
                 reports = self._in_time(source=path)
         if self._llm.reset_prefix_cache() is False:  # keys and values of the old weights
             raise RuntimeError("vLLM kept the old weights' cache; wait for its requests, or use engine=inline")
-        return version, reports
+        expect_taken(version, reports)
+        self._version = version
+        if self._pushes == 1:
+            self._echo()
+
+    def tend(self, number: int) -> None:
+        """Nothing is lost in one process."""
+
+    def ready(self, temperature: float) -> tuple[bool, bool]:
+        """Whether workers divide logits by it from now on, the right weights in place; log-probs stay the raw ones."""
+        reports = self.rpc("grpo_ready", temperature=temperature or 1.0)
+        if any(report["version"] != self._version for report in reports):
+            self.push()
+            reports = self.rpc("grpo_ready", temperature=temperature or 1.0)
+        return all(report["heads"] for report in reports), False
+
+    def _echo(self) -> None:
+        """vLLM starts from random weights, so a part of the model that no push reaches shows in a few tokens."""
+        self.ready(1.0)
+        gap = gap_of(self._model, self.complete([(ids, {**how, "stop": []}) for ids, how in probes()]))
+        if not gap < ECHO:
+            raise RuntimeError(f"{told(gap)}; use engine=inline")
 
     def _in_time(self, **kwargs: Any) -> list[Any]:
         """A push, in a thread of its own: nothing else could stop waiting for it."""

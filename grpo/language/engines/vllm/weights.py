@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import hashlib
 import tempfile
@@ -55,6 +56,36 @@ def shipped(weights: Mapping[str, Tensor], folder: str | None) -> Iterator[tuple
         yield str(path.resolve()), fingerprint(here)
 
 
+def shared(tensor: Tensor) -> list[Any]:
+    """A CUDA tensor as plain values from which another process on the GPU opens it."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    plain: list[Any] = []
+    for value in reduce_tensor(tensor)[1][1:]:  # type: ignore[no-untyped-call]  # the first is the tensor's class
+        if isinstance(value, bytes):
+            plain.append({"bytes": base64.b64encode(value).decode()})
+        elif isinstance(value, torch.dtype | type):
+            plain.append({"torch": str(value).removeprefix("torch.")} if isinstance(value, torch.dtype) else None)
+        else:
+            plain.append(list(value) if isinstance(value, torch.Size | tuple) else value)
+    return plain
+
+
+def opened(handle: list[Any], device: torch.device) -> Tensor:
+    """The way back."""
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    given: list[Any] = []
+    for value in handle:
+        if isinstance(value, Mapping):
+            given.append(base64.b64decode(value["bytes"]) if "bytes" in value else getattr(torch, str(value["torch"])))
+        else:
+            given.append(tuple(value) if isinstance(value, list) else value)
+    given[3], given[5] = torch.storage.UntypedStorage, device.index or 0
+    found: Tensor = rebuild_cuda_tensor(torch.Tensor, *given)  # type: ignore[no-untyped-call]
+    return found
+
+
 class Receiver:
     """What vLLM's workers are extended with (`worker_extension_cls`): it runs in each of them, as part of `self`."""
 
@@ -75,6 +106,28 @@ class Receiver:
             _repack_tied(model)
             held = dict(model.named_parameters())
             same = {name: _holds(held[name], tensor) for name, tensor in weights.items() if name in held}
+        return self._grpo_report(same, version)
+
+    def grpo_load_shared(self, handles: Mapping[str, list[Any]], version: str) -> dict[str, Any]:
+        """Take over weights that lie in another process's GPU memory; see `shared`."""
+        worker: Any = self
+        device = next(worker.model_runner.get_model().parameters()).device
+        report = self.grpo_load({name: opened(handle, device) for name, handle in handles.items()}, version)
+        torch.cuda.synchronize(device)  # read before the other side writes there again
+        return report
+
+    def grpo_compare(self, sums: Mapping[str, tuple[int, int]], version: str) -> dict[str, Any]:
+        """Weights came by vLLM's own transfer: whether sums of their bits are those that were sent."""
+        worker: Any = self
+        model = worker.model_runner.get_model()
+        _repack_tied(model)
+        held = dict(model.named_parameters())
+        same: dict[str, bool | None] = {
+            name: bits(held[name][:rows]) == sent for name, (rows, sent) in sums.items() if name in held
+        }
+        return self._grpo_report(same, version)
+
+    def _grpo_report(self, same: Mapping[str, bool | None], version: str) -> dict[str, Any]:
         self._grpo_version = version
         compared = {name: equal for name, equal in same.items() if equal is not None}
         stale = [name for name, equal in compared.items() if not equal]
@@ -93,6 +146,12 @@ class Receiver:
                 lambda module, given, logits: None if logits is None else logits.float() / temperature
             )
         return {"version": self._grpo_version, "heads": len(heads)}
+
+
+def bits(x: Tensor) -> int:
+    """The sum of a tensor's bits, read as integers, in whatever order they are added."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[x.element_size()]
+    return int(x.detach().contiguous().view(kind).sum(dtype=torch.int64))
 
 
 def _repack_tied(model: nn.Module) -> None:
