@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 LOCKED := $(BIN)/python scripts/lock.py install
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick check test slow lint mutations soak bench bench-gpu bench-control bench-language extras demo pictures docs fmt clean
+.PHONY: help train quick check test slow lint mutations soak bench bench-gpu bench-control bench-language extras demo pictures notebooks docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ demo: $(READY) ## train the runs of `grpo view --demo` anew; a minute
 
 pictures: $(READY) ## take the viewer's screenshots for the docs anew, with the browser tests (needs chromium and its driver)
 	GRPO_PICTURES=docs/figures $(BIN)/python -m pytest -q -m browser tests/browser
+
+notebooks: $(READY) ## execute the tutorials anew and store what they print and draw; ten minutes
+	$(BIN)/python scripts/notebooks.py docs/tutorials/*.ipynb
 
 docs: $(READY) ## write the generated pages, then build HTML into docs/_build/html
 	$(BIN)/python docs/make_pages.py

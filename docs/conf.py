@@ -1,15 +1,19 @@
 """Sphinx settings; `make docs` builds the pages."""
 
 import re
+import sys
+from pathlib import Path
 
 import grpo
+
+sys.path.insert(0, str(Path(__file__).parent))  # notebooks.py, which reads the tutorials
 
 project = "anygrpo"
 author = "The anygrpo authors"
 copyright = author
 release = version = grpo.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "notebooks"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
@@ -20,6 +24,8 @@ autodoc_typehints = "signature"
 add_module_names = False
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"anygrpo {release}"
 
 

@@ -2,6 +2,7 @@
 
 pole.gif        one start, four tries each: the policy before the first step, after three, and when it is solved
 answers.svg     a group of a transformer that learns to sort digits, each token on the colour of its term
+throws.png      balls in the wind, as the tutorial on own policies draws them
 dream.png       what a world model foresaw beside what came, cut from worldmodel-forecast.png
 
     python docs/figures/strips.py                      all, from fresh runs
@@ -9,6 +10,7 @@ dream.png       what a world model foresaw beside what came, cut from worldmodel
 """
 
 import argparse
+import base64
 import html
 import json
 import tempfile
@@ -104,6 +106,18 @@ def dream() -> None:
     picture.quantize(160, dither=Image.Dither.NONE).save(FIGURES / "dream.png", optimize=True)
 
 
+def throws() -> None:
+    """What the tutorial on own policies drew first."""
+    cells = json.loads((FIGURES.parent / "tutorials" / "policy.ipynb").read_text(encoding="utf-8"))["cells"]
+    drawn = [
+        out["data"]["image/png"]
+        for cell in cells
+        for out in cell.get("outputs", ())
+        if "image/png" in out.get("data", {})
+    ]
+    (FIGURES / "throws.png").write_bytes(base64.b64decode("".join(drawn[0])))
+
+
 def answers(run: Path | None) -> None:
     """The group of the last kept step whose tries differ most, best first."""
     with tempfile.TemporaryDirectory() as place:
@@ -172,12 +186,14 @@ def _shade(share: float) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", default=["pole", "answers", "dream"])
+    parser.add_argument("which", nargs="*", default=["pole", "answers", "dream", "throws"])
     parser.add_argument("--run", type=Path)
     asked = parser.parse_args()
     if "pole" in asked.which:
         pole()
     if "dream" in asked.which:
         dream()
+    if "throws" in asked.which:
+        throws()
     if "answers" in asked.which:
         answers(asked.run)

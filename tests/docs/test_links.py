@@ -36,13 +36,15 @@ def text(path: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells)
 
 
-def links(path: Path) -> list[str]:
-    """Where a page's links and pictures lead."""
-    tokens = [
-        child for token in MarkdownIt("commonmark").enable("table").parse(text(path)) for child in token.children or ()
-    ]
-    found = [token.attrGet("href") or token.attrGet("src") for token in tokens if token.type in ("link_open", "image")]
-    return [unquote(str(target)) for target in found if target]
+def links(told: str) -> list[str]:
+    """Where the links and pictures of a text lead, those inside of directives too."""
+    found = []
+    for token in MarkdownIt("commonmark").enable("table").parse(told):
+        if token.type == "fence" and token.info.startswith("{container}"):
+            found += links(token.content)
+        inside = (child for child in token.children or () if child.type in ("link_open", "image"))
+        found += [str(child.attrGet("href") or child.attrGet("src")) for child in inside]
+    return [unquote(target) for target in found]
 
 
 def anchors(path: Path) -> set[str]:
@@ -68,7 +70,7 @@ def dead(path: Path, target: str) -> bool:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path):
-    assert [target for target in links(path) if dead(path, target)] == []
+    assert [target for target in links(text(path)) if dead(path, target)] == []
 
 
 def test_pages_that_code_and_messages_name_are_there():
