@@ -73,6 +73,20 @@ class Films(Protocol):
 
 
 @runtime_checkable
+class Illustrates(Protocol):
+    """Has small pictures of what kept rows began with: of each row the bytes of PNG files, by name.
+
+    >>> class Digits:
+    ...     def illustrate(self, rows):
+    ...         return [{"digit-7.png": b"..."}]
+    >>> isinstance(Digits(), Illustrates)
+    True
+    """
+
+    def illustrate(self, rows: Rollouts) -> Sequence[Mapping[str, bytes]]: ...
+
+
+@runtime_checkable
 class Leaves(Protocol):
     """Makes something of the best policy when a run is over (a video, a model), and says where each kind of it lies.
 
@@ -420,7 +434,7 @@ class Closes(Protocol):
 
 
 OF_A_SOURCE = (
-    *(Headlines, Plots, TellsEntropy, Films, Leaves),
+    *(Headlines, Plots, TellsEntropy, Films, Illustrates, Leaves),
     *(Evaluates, Measures, Timed, Divides, CollectsAhead, KnowsRanks, MakesRoom, KeepsFiles, ChecksData),
 )
 """Every capability that a run looks for in a source."""

@@ -21,10 +21,11 @@ from grpo.language.data.prompts import Prompts, load
 from grpo.language.engines import Engine, Tokens
 from grpo.language.engines.choose import make_engine
 from grpo.language.engines.inline import context_of
-from grpo.language.model import loading, reference
+from grpo.language.model import loading, reference, vision
 from grpo.language.model.adapters import is_adapted, with_adapter
 from grpo.language.model.optimizer import RoundedAdamW
 from grpo.language.model.teacher import make_teacher
+from grpo.language.pictures.processor import Pictures
 from grpo.language.planning import show as planning
 from grpo.language.planning.shape import ModelShape, Unknown
 from grpo.language.planning.sizes import limit_bytes
@@ -90,22 +91,26 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         expect_plain(config, given)
     torch.manual_seed(config.seed)  # an adapter's first weights are drawn
     at_first = config.but(device="cpu") if cut else config  # moved on layer by layer, never there whole
-    base, tokenizer = model_of(at_first, given.model, given.processing_class, given.peft_config is not None)
+    base, processing = model_of(at_first, given.model, given.processing_class, given.peft_config is not None)
+    pictures, tokenizer = pictures_of(config, processing, given)
+    kept = [] if pictures is None or config.train_vision or is_adapted(base) else vision.freeze(base)
     handed_over = given.model is not None and not isinstance(given.model, str)
     before = loading.keep_as_asked(base, config) if handed_over and given.peft_config is None else None
-    adapted, fresh = with_adapter(base, config, given.peft_config)
+    adapted, fresh = with_adapter(base, config, given.peft_config, kept)
     low = autocast_of(config, handed_over, before)
     if cut:
         ranks = together.divided(ranks, adapted, torch.device(device_of(config.device)))
         scorer = Scorer(adapted, config.temperature, WHOLE, config.tokens_per_microbatch, autocast=low)
     else:
-        scorer = make_scorer(adapted, config.temperature, config.packing, config.tokens_per_microbatch, autocast=low)
-    tokens = prepare_tokenizer(tokenizer, base.config, getattr(base, "generation_config", None))
+        packing = "padded" if pictures is not None and config.packing == "auto" else config.packing
+        scorer = make_scorer(adapted, config.temperature, packing, config.tokens_per_microbatch, autocast=low)
+    tokens = prepare_tokenizer(tokenizer, base.config, getattr(base, "generation_config", None), pictures)
     chat = Chat(
         tokenizer,
         system_prompt=config.system_prompt,
         skip=config.skip_apply_chat_template,
         kwargs=config.chat_template_kwargs,
+        pictures=pictures,
     )
     scorer.pad = tokens.pad
     policy = LanguagePolicy(
@@ -114,17 +119,9 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     player = player_of(config, chat, tokens, given.tools, given.environment)  # first: tools are part of every prompt
     prompts, held_out = data_of(config, chat, given.train_dataset, given.eval_dataset, context_of(base))
     rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes)
-    if config.recipe.turn_coef and isinstance(player, OneAnswer):
-        raise ConfigError(
-            f'recipe "{config.recipe.name}" compares turns of conversations (turn_coef); give tools or an environment'
-        )
-    if not rewards.names and isinstance(player, OneAnswer) and config.recipe.outcome_coef:
-        raise ConfigError(
-            "there is no reward: give reward_funcs, or set rewards to a built-in name (correctness, xml, …) or "
-            "file.py:function"
-        )
-    expect_names(config, rewards.names)
-    engine = engine_of(config.but(engine="transformers") if cut else config, adapted, tokens, ranks)
+    expect_judged(config, rewards, player)
+    own = "transformers" if cut or pictures is not None else config.engine
+    engine = engine_of(config.but(engine=own) if own != config.engine else config, adapted, tokens, ranks)
     return Parts(
         config=config,
         tokens=tokens,
@@ -142,6 +139,20 @@ def engine_of(config: LanguageConfig, model: Any, tokens: Tokens, ranks: Ranks) 
     """What samples; every rank has servers of its own."""
     own = {"servers": config.servers[ranks.rank :: ranks.size]} if config.servers else {}
     return make_engine(config.engine, model, tokens, bool(config.staleness), **config.engine_kwargs, **own)
+
+
+def expect_judged(config: LanguageConfig, rewards: Rewards, player: Player) -> None:
+    """Refuse what nobody would judge."""
+    if config.recipe.turn_coef and isinstance(player, OneAnswer):
+        raise ConfigError(
+            f'recipe "{config.recipe.name}" compares turns of conversations (turn_coef); give tools or an environment'
+        )
+    if not rewards.names and isinstance(player, OneAnswer) and config.recipe.outcome_coef:
+        raise ConfigError(
+            "there is no reward: give reward_funcs, or set rewards to a built-in name (correctness, xml, …) or "
+            "file.py:function"
+        )
+    expect_names(config, rewards.names)
 
 
 def keep_limit(config: LanguageConfig, given: Given) -> None:
@@ -222,6 +233,23 @@ def model_of(config: LanguageConfig, model: Any, tokenizer: Any, adapter: bool) 
     return model, tokenizer
 
 
+def pictures_of(config: LanguageConfig, processing: Any, given: Given) -> tuple[Pictures | None, Any]:
+    """How images are read, where `processing` is the processor of an image-text model, and the tokenizer."""
+    if not hasattr(processing, "image_processor"):
+        if config.train_vision:
+            raise ConfigError("train_vision: the model reads text alone; leave it out")
+        return None, processing
+    wrong = {
+        f"engine={config.engine}": config.engine not in ("auto", "transformers"),
+        "shard=weights": config.shard == "weights",
+        "speculate": bool(config.speculate),
+        "a teacher": config.teacher is not None or given.teacher_model is not None or bool(config.recipe.teacher_coef),
+    }
+    for name in (name for name, given_too in wrong.items() if given_too):
+        raise ConfigError(f"{name} reads text alone so far; leave it out where prompts may hold images")
+    return Pictures(processing, config.max_pixels), vision.tokenizer_of(processing)
+
+
 def autocast_of(config: LanguageConfig, handed_over: bool, before: torch.dtype | None) -> torch.dtype | None:
     """Lower precision for products, where float32 weights are trained and it was asked for.
 
@@ -255,6 +283,7 @@ def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str, contex
         seed=config.seed,
         num_proc=config.dataset_num_proc,
         origin=origin,
+        image_column=config.image_column,
     )
 
 

@@ -27,12 +27,12 @@ BLOCKS: Blocks = {
     "model": (
         "model", "revision", "tokenizer", "dtype", "weights", "attention", "trust_remote_code", "model_kwargs",
         "quantize", "gradient_checkpointing", "activation_offloading", "torch_compile", "lora_rank", "lora_alpha",
-        "lora_targets", "adapter",
+        "lora_targets", "adapter", "train_vision",
     ),
     "data": (
         "dataset", "dataset_config", "dataset_split", "eval_dataset", "eval_split", "prompt_column", "answer_column",
         "answer_after", "system_prompt", "prompt_template", "skip_apply_chat_template", "chat_template_kwargs",
-        "shuffle", "max_prompt_length", "overlong_prompts", "dataset_num_proc",
+        "shuffle", "max_prompt_length", "overlong_prompts", "dataset_num_proc", "image_column", "max_pixels",
     ),
     "rewards": (
         "rewards", "reward_timeout", "reward_workers", "overlap_rewards", "correctness_reward", "xml_reward",
@@ -120,6 +120,9 @@ class LanguageConfig(GRPOConfig):
     adapter: str | None = None
     """A trained adapter (folder or hub id) to go on with."""
 
+    train_vision: bool = False
+    """Of an image-text model, train what reads images too (vision tower and projector), not the decoder alone."""
+
     # --- the data
     dataset: str = ""
     """A .jsonl, .json, .parquet or .csv file, a hub id, or the name of a built-in task."""
@@ -154,6 +157,11 @@ class LanguageConfig(GRPOConfig):
     """Prompts over that limit: leave the row out, cut its beginning, or stop. Counted in any case."""
     dataset_num_proc: int | None = Field(default=None, ge=1)
     """Processes that tokenise the data set beforehand; None: this one."""
+
+    image_column: str | None = None
+    """Column with a row's image or images, for an image-text model; None: images, else image."""
+    max_pixels: int | None = Field(default=1 << 20, ge=1)
+    """Pixels of an image at most; larger ones are shrunk before the model's own processor sees them. None: no limit."""
 
     # --- the rewards
     rewards: tuple[str, ...] = ()

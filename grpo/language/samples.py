@@ -104,6 +104,12 @@ class Sample:
         }
 
 
+def laid(rows: Sequence[Tensor], steps: int) -> Tensor:
+    """Rows of different lengths as (N, T), 0 behind their end."""
+    found = pad_sequence(list(rows), batch_first=True)
+    return torch.nn.functional.pad(found, (0, steps - found.shape[1]))
+
+
 def rewards_of(samples: Sequence[Sample], names: Sequence[str]) -> np.ndarray:
     """(N, K): what each function gave each sample; NaN: no opinion."""
     given = [[np.nan if (value := sample.rewards[name]) is None else value for name in names] for sample in samples]
@@ -124,9 +130,3 @@ def lengths_of(samples: Sequence[Sample]) -> dict[str, float | None]:
         value = float(getattr(np, name)(length_N[ended_N])) if ended_N.any() else None
         metrics[f"completions/{name}_terminated_length"] = value
     return metrics
-
-
-def laid(rows: Sequence[Tensor], steps: int) -> Tensor:
-    """Rows of different lengths as (N, T), 0 behind their end."""
-    found = pad_sequence(list(rows), batch_first=True)
-    return torch.nn.functional.pad(found, (0, steps - found.shape[1]))

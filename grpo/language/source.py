@@ -28,6 +28,7 @@ from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Engine, Sampling, Tokens
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.evaluate import Evaluation, evaluate
+from grpo.language.pictures.ids import thumbnails
 from grpo.language.players import Groups, OneAnswer, Player
 from grpo.language.rewards import Judgement, Rewards, spread, told
 from grpo.language.samples import Prompt, Sample, laid, lengths_of, rewards_of
@@ -370,6 +371,10 @@ class LanguageSource:
         """Prompt, completion and verdict of each row, and its tokens one by one."""
         decode = self.tokens.tokenizer.decode
         return [{**sample.told(), "tokens": [decode([int(token)]) for token in sample.ids]} for sample in rows.inputs]
+
+    def illustrate(self, rows: Rollouts) -> list[dict[str, bytes]]:
+        """Small pictures of the images that prompts hold, by the name of a file each."""
+        return thumbnails([sample.prompt.ids for sample in rows.inputs])
 
     def evaluate(self, step: int) -> Mapping[str, float | None]:
         """Held-out prompts, by the current policy; nothing where there are none."""

@@ -284,7 +284,7 @@ class GRPOTrainer(RunTrainer):
             return path
         return output.save_model(
             self.model,
-            self.tokens.tokenizer,
+            self.chat.processing,
             path,
             self.config,
             merge=merge,

@@ -7,13 +7,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from grpo.capabilities import Films
+from grpo.capabilities import Films, Illustrates
 from grpo.protocols import RolloutSource
 from grpo.run.folder import RunFolder
+from grpo.run.inside import names_inside, write_inside
 from grpo.trainer import StepReport
 
 SELDOM = 4
 """A step is filmed once so many times as many are done as when the last one was: a few films in a long run."""
+
+
+def illustrate(folder: RunFolder, report: StepReport, source: RolloutSource, rows: list[dict[str, Any]]) -> None:
+    """Have rows name small pictures of what they began with; one that many began with is written once."""
+    if not isinstance(source, Illustrates) or not rows:
+        return
+    found = source.illustrate(report.experience.rollouts.select([row["row"] for row in rows]))
+    there = set(names_inside(folder.path, "samples")) if any(found) else set()
+    for row, pictures in zip(rows, found, strict=True):
+        for name in pictures.keys() - there:
+            write_inside(folder.path, f"samples/{name}", lambda file, data=pictures[name]: file.write(data))
+            there.add(name)
+        if pictures:
+            row["media"] = [{"kind": "image", "name": f"image {i}", "file": name} for i, name in enumerate(pictures, 1)]
 
 
 class StepFilms:

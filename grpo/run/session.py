@@ -18,7 +18,7 @@ from grpo.run import checkpoint, signals
 from grpo.run.budget import WINDOW
 from grpo.run.exhibits import exhibit
 from grpo.run.files import UNFIT, FolderError, Row
-from grpo.run.films import StepFilms
+from grpo.run.films import StepFilms, illustrate
 from grpo.run.folder import RunFolder, versions
 from grpo.run.memory import memory
 from grpo.run.saving import MAX_UNSAVED, Saving
@@ -171,6 +171,7 @@ class Session(Stepping):
             return
         try:
             rows, arrays = exhibit(report, self.trainer.source, groups, self.trainer.recipe)
+            illustrate(self.folder, report, self.trainer.source, rows)
             if filmed:
                 self.films.add(report, self.trainer.source, rows)
             self.folder.write_samples(report.step, rows, arrays)

@@ -36,7 +36,8 @@ FOREIGN = {
     "simulators and Gymnasium's environments": [
         *("env.model", "env.ale", "env.get_state", "env.set_state", "env.data", "env.spec", "env.*", "inner.*"),
     ],
-    "data sets": ["rows.origin", "self._rows.map"],
+    "data sets": ["rows.origin", "rows.map", "rows.features"],
+    "images of Pillow": ["given.convert"],
     "transformers' and PEFT's modules": [
         *("model.generate", "model.config", "getattr(engine, 'model', None).config", "module.weight", "module.eps"),
         *("causal.model", "attention.q_norm", "attention.scaling", "head.weight", "layers[-1].*", "model.peft_config"),

@@ -17,6 +17,11 @@ from typing import Any
 
 from grpo.errors import ConfigError
 from grpo.language.engines import Tokens
+from grpo.language.pictures.ids import PicturedIds
+from grpo.language.pictures.pairing import MARK as IMAGE
+from grpo.language.pictures.pairing import as_parts, is_image
+from grpo.language.pictures.processor import Pictures
+from grpo.language.pictures.reading import Picture
 from grpo.language.samples import Message
 
 MARK = "0MARK0"
@@ -41,25 +46,38 @@ class Chat:
         skip: bool = False,
         kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Any] | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         self.tokenizer, self.system_prompt, self.tools = tokenizer, system_prompt, list(tools or ()) or None
+        self.pictures = pictures
+        """How images are written, where the model reads them."""
         self.kwargs = dict(kwargs or {})
         self.templated = not skip and bool(getattr(tokenizer, "chat_template", None))
         """Whether prompts go through a chat template; else the model gets bare text."""
         self._skip = skip
+        self._parts = False
+        """Whether every message is written as parts: templates of image-text models may know nothing else."""
         self._told: set[str] = set()
         self._control, self._control_ids = re.compile("(?!)"), frozenset[int]()
+        self._parts = pictures is not None and self.templated and not self._reads_text()
         self._control, self._control_ids = self._control_tokens()
         """The text of every control token, the longest first, and their ids."""
         self._marks, self._end = self._template_tokens() if self.templated else ((), "")
 
-    def render(self, prompt: str | Sequence[Message]) -> tuple[list[int], str, list[Message] | None]:
-        """The prompt's ids, its text, and the conversation it became (None: bare text)."""
+    @property
+    def processing(self) -> Any:
+        """What a saved model needs beside it: the tokenizer, or the processor that holds it."""
+        return self.tokenizer if self.pictures is None else self.pictures.processor
+
+    def render(
+        self, prompt: str | Sequence[Message], shown: Sequence[Picture] = ()
+    ) -> tuple[Sequence[int], str, list[Message] | None]:
+        """The prompt's ids, its text, and the conversation it became (None: bare text); `shown`: its images."""
         if isinstance(prompt, str):
             if self._looks_templated(prompt):
                 self._notice("prompts hold the chat template's own tokens already: they are left as they are")
-                return self.encode(prompt), prompt, None
-            messages = [{"role": "user", "content": prompt}]
+                return self.read(prompt, shown, bare=True), prompt, None
+            messages = [{"role": "user", "content": self._with_marks(prompt, len(shown)) if shown else prompt}]
         else:
             messages = [dict(message) for message in prompt]
             if not (self.templated or self._skip):
@@ -72,12 +90,38 @@ class Chat:
             else:
                 messages = [{"role": "system", "content": self.system_prompt}, *messages]
         if not self.templated:
-            text = "\n".join(str(message["content"]) for message in messages)
-            if found := self._control.search(text.removeprefix(self.tokenizer.bos_token or "")):
+            text = "\n".join(self._bare(message["content"]) for message in messages)
+            own = text if self.pictures is None else text.replace(self.pictures.mark, "")
+            if found := self._control.search(own.removeprefix(self.tokenizer.bos_token or "")):
                 self._notice(f"bare prompts hold control tokens ({found[0]}), and are read with them")
-            return self.encode(text), text, None
+            return self.read(text, shown, bare=True), text, None
         text = self.apply(messages, answer=True)
-        return self.encode(text, bare=False), unquoted(text), messages
+        return self.read(text, shown), unquoted(text), messages
+
+    def read(self, text: str, shown: Sequence[Picture], bare: bool = False) -> Sequence[int]:
+        """Text as ids, its images in as many as each takes; marks of images that stand in quotes are text."""
+        if not shown or self.pictures is None:
+            return self.encode(text, bare)
+        pieces = text.split(QUOTE)
+        outside = self.pictures.expanded(QUOTE.join(pieces[::2]), shown).split(QUOTE)
+        pieces[::2] = outside
+        return PicturedIds(self.encode(QUOTE.join(pieces), bare), shown, self.pictures)
+
+    def _with_marks(self, prompt: str, count: int) -> list[Any]:
+        """A text and its images as parts: where the text marks them, else before it."""
+        pieces = prompt.split(self.pictures.mark) if self.pictures is not None else [prompt]
+        if len(pieces) - 1 != count:
+            return [*[dict(IMAGE) for _ in range(count)], {"type": "text", "text": prompt}]
+        parts: list[Any] = [{"type": "text", "text": pieces[0]}] if pieces[0] else []
+        for piece in pieces[1:]:
+            parts += [dict(IMAGE), {"type": "text", "text": piece}] if piece else [dict(IMAGE)]
+        return parts
+
+    def _bare(self, content: Any) -> str:
+        """What a message says without a template."""
+        if isinstance(content, str) or self.pictures is None:
+            return str(content)
+        return "".join(self.pictures.mark if is_image(part) else str(part["text"]) for part in content)
 
     def quotes(self, prompt: str | Sequence[Message]) -> bool:
         """Whether a prompt holds the text of control tokens, which is read as text."""
@@ -90,6 +134,8 @@ class Chat:
     def apply(self, messages: Sequence[Message], answer: bool) -> str:
         """The conversation as the template writes it; `answer`: up to where the assistant is to go on."""
         quoted = [self._quoted(message) for message in messages]
+        if self._parts or any(isinstance(message.get("content"), list) for message in quoted):
+            quoted = [as_parts(message) for message in quoted]
         try:
             goes_on = answer and messages[-1].get("role") == "assistant"
             return self.tokenizer.apply_chat_template(
@@ -188,6 +234,13 @@ class Chat:
         words = sorted(ids, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, words)) or "(?!)"), frozenset(ids.values())
 
+    def _reads_text(self) -> bool:
+        """Whether the template writes what a message says where it is one text, not a list of parts."""
+        try:
+            return MARK in self.apply([{"role": "user", "content": MARK}], answer=True)
+        except ConfigError:
+            return False
+
     def _written(self) -> str:
         """What the template writes around a question and its answer."""
         question, answer = ({"role": role, "content": MARK} for role in ("user", "assistant"))
@@ -263,13 +316,15 @@ def check_prefixes(chat: Chat, role: str = "user") -> str | None:
     return None
 
 
-def prepare_tokenizer(tokenizer: Any, model_config: Any = None, generation_config: Any = None) -> Tokens:
+def prepare_tokenizer(
+    tokenizer: Any, model_config: Any = None, generation_config: Any = None, pictures: Pictures | None = None
+) -> Tokens:
     """Every id that ends a completion, and one to pad with (never a new one: embeddings keep their size)."""
     eos: set[int] = set()
     for holder in (tokenizer, model_config, generation_config):
         found = getattr(holder, "eos_token_id", None)
         eos.update(found if isinstance(found, list | tuple) else () if found is None else (found,))
-    turn_end = _turn_end_ids(tokenizer)
+    turn_end = _turn_end_ids(tokenizer, pictures)
     eos.update(turn_end)
     if not eos:
         raise ConfigError(
@@ -279,13 +334,13 @@ def prepare_tokenizer(tokenizer: Any, model_config: Any = None, generation_confi
     if pad is None or (size and pad >= size):  # a pad token without a row in the embeddings cannot be looked up
         pad = min(eos) if own is None else own
     end = turn_end[0] if turn_end else min(eos) if own is None else own
-    return Tokens(tokenizer, frozenset(eos), pad, end)
+    return Tokens(tokenizer, frozenset(eos), pad, end, frozenset() if pictures is None else pictures.unsaid)
 
 
-def _turn_end_ids(tokenizer: Any) -> list[int]:
+def _turn_end_ids(tokenizer: Any, pictures: Pictures | None) -> list[int]:
     """The special token that the template ends an answer with, if it does."""
     try:
-        chat = Chat(tokenizer)
+        chat = Chat(tokenizer, pictures=pictures)
         first_ids = chat.encode(chat.turn_end().lstrip(), bare=False)[:1]
     except ConfigError:  # a template that wants something else than question and answer
         return []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.errors import ConfigError
 from grpo.language.data.rows import Row
+from grpo.language.pictures.pairing import is_image
 
 if TYPE_CHECKING:  # a process that judges gets an Answer, and must not load PyTorch for it
     from grpo.language.samples import Message
@@ -66,6 +67,12 @@ class Columns:
     """The prompt is made of several columns."""
     found: bool = False
     """The mark was found in the rows, nobody named it: an answer without it is taken whole."""
+    images: str | None = None
+    """The column with the row's images."""
+    pictured: bool = False
+    """Whether messages may hold images: the model reads them."""
+    folder: str | None = None
+    """Of the data file, beside which images that are named by a path are looked for."""
 
     @classmethod
     def choose(
@@ -116,7 +123,8 @@ class Columns:
     @property
     def meaning(self) -> dict[str, Any]:
         """What decides what a row's columns mean, for its fingerprint."""
-        return {name: value for name, value in asdict(self).items() if name != "found"}
+        left_out = {"found", "pictured", "folder", *(() if self.images else ("images",))}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @property
     def wanted(self) -> set[str]:
@@ -140,7 +148,8 @@ class Columns:
             raise ConfigError(f"{place}: {self.prompt} is of type {kind}; a prompt is text or a list of messages")
         if not prompt:
             raise ConfigError(f"{place}: {self.prompt} holds no messages")
-        return [_message(message, f"{place}: {self.prompt}[{i}]") for i, message in enumerate(prompt)]
+        places = [f"{place}: {self.prompt}[{i}]" for i in range(len(prompt))]
+        return [_message(message, at, self.pictured) for message, at in zip(prompt, places, strict=True)]
 
     def rest_of(self, row: Row, place: str) -> dict[str, Any]:
         """What reward functions get by name: every column but `prompt`, and the answer as `answer`."""
@@ -165,20 +174,35 @@ class Columns:
         return str(row[field[1]])
 
 
-def _message(message: Mapping[str, Any], place: str) -> Message:
-    """A message with its content as one text, without the empty keys that Arrow adds."""
+def _message(message: Mapping[str, Any], place: str, pictured: bool) -> Message:
+    """A message with its content as one text, or parts where it holds images, without the empty keys of Arrow."""
     message = {key: value for key, value in message.items() if value is not None}
     content = message.get("content", "" if message.get("tool_calls") else None)
     if isinstance(content, Sequence) and not isinstance(content, str):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         if all(isinstance(part, str) for part in parts):
             content = "".join(map(str, parts))
+        elif any(is_image(part) for part in content):
+            return message | {"content": _with_images(content, place, pictured)}
     if not isinstance(content, str):
         kind = "missing" if content is None else f"of type {type(content).__name__}"
         raise ConfigError(f"{place}: content is {kind}; it must be text")
     if not isinstance(message.get("role"), str):
         raise ConfigError(f"{place}: no role; a message is {{'role': 'user', 'content': …}}")
     return message | {"content": _readable(content, place)}
+
+
+def _with_images(content: Sequence[Any], place: str, pictured: bool) -> list[Any]:
+    if not pictured:
+        raise ConfigError(
+            f"{place}: content holds an image and the model reads text alone; name an image-text model. Of one that "
+            "does both (Gemma 3) set image_column, or pass its processor as processing_class"
+        )
+    for part in content:
+        if not is_image(part) and not isinstance(part.get("text") if isinstance(part, Mapping) else None, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise ConfigError(f"{place}: content holds a part of type {kind}; parts are texts and images")
+    return [part if is_image(part) else {"type": "text", "text": _readable(part["text"], place)} for part in content]
 
 
 def _readable(text: str, place: str) -> str:

@@ -12,10 +12,11 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,9 @@ from grpo.language.data.chat import Chat
 from grpo.language.data.columns import ENOUGH, Columns
 from grpo.language.data.rows import Row, Rows, load, read_rows
 from grpo.language.data.stream import Position, Stream
+from grpo.language.pictures.ids import PicturedIds
+from grpo.language.pictures.pairing import column_of, paired, undecoded
+from grpo.language.pictures.reading import Picture
 from grpo.language.samples import Prompt
 from grpo.seeding import generator
 
@@ -62,6 +66,7 @@ class Prompts:
         seed: int = 0,
         num_proc: int | None = None,
         origin: str = "",
+        image_column: str | None = None,
     ) -> None:
         self._rows, self._chat, self._overlong = rows, chat, overlong
         room = context - 1  # the model has to say something, too
@@ -83,15 +88,21 @@ class Prompts:
         """Of the rows, in the order they are met."""
         name = origin or getattr(rows, "origin", "the data set")
         given = (prompt_column, answer_column, answer_after, prompt_template)
-        some = [known[i] for i in range(min(len(known), ENOUGH))]
-        self._columns = Columns.choose(self.columns, name, *given).seen(some, name)
+        columns = Columns.choose(self.columns, name, *given)
+        if chat.pictures is not None:
+            folder = str(Path(rows.origin).parent) if isinstance(rows, Rows) else None
+            columns = replace(columns, images=column_of(self.columns, image_column, name), pictured=True, folder=folder)
+        elif image_column is not None:
+            raise ConfigError("image_column: the model reads text alone; name an image-text model, or leave it out")
+        known = undecoded(known, columns.images)
+        self._columns = columns.seen([known[i] for i in range(min(len(known), ENOUGH))], name)
         if streamed:
             ordered = rows.shuffle(seed=seed, buffer_size=BUFFER) if shuffle else rows
             self._stream: Stream | None = Stream(ordered, self._streamed)
             self._kept_P, digests = np.arange(0), [_digest(row) for row in known]
         else:
             self._stream = None
-            self._kept_P, digests = self._measure(num_proc)
+            self._kept_P, digests = self._measure(known, num_proc)
         self.fingerprint = self._print(digests, self._columns)
         """Of the rows' content, of what their columns mean and of which take part; of a stream, of its first rows."""
         self._fingerprint_whole = self._print(digests, self._columns.whole) if self._columns.found else None
@@ -204,6 +215,11 @@ class Prompts:
         ids, text, messages = _rendered(row, place, self._chat, columns)
         over = self._limit is not None and len(ids) > self._limit
         if over and self._overlong == "truncate":
+            if isinstance(ids, PicturedIds):
+                raise ConfigError(
+                    f"{place}: the prompt has {len(ids)} tokens, over {self._limited_by}, and one with images cannot "
+                    "be cut; raise that, lower max_pixels, or set overlong_prompts=drop"
+                )
             ids = ids[len(ids) - (self._limit or 0) :]
             return Prompt(number, ids, self._chat.tokenizer.decode(ids), messages, columns.rest_of(row, place), True)
         return Prompt(number, ids, text, messages, columns.rest_of(row, place))
@@ -223,15 +239,15 @@ class Prompts:
             )
         return fits
 
-    def _measure(self, num_proc: int | None) -> tuple[np.ndarray[Any, Any], list[str]]:
+    def _measure(self, rows: Any, num_proc: int | None) -> tuple[np.ndarray[Any, Any], list[str]]:
         """Render every row once: the numbers of those that take part, and the digest of each."""
         one = partial(_measured, chat=self._chat, columns=self._columns)
-        if num_proc and hasattr(self._rows, "map"):
-            one, names = partial(one, place=f"{self._origin} row".strip()), self._rows.column_names
-            found = self._rows.map(one, with_indices=True, num_proc=num_proc, remove_columns=names, desc="tokenising")
+        if num_proc and hasattr(rows, "map"):
+            one, names = partial(one, place=f"{self._origin} row".strip()), rows.column_names
+            found = rows.map(one, with_indices=True, num_proc=num_proc, remove_columns=names, desc="tokenising")
             length_N, digests, quotes_N = np.array(found["length"]), list(found["digest"]), np.array(found["quotes"])
         else:
-            each = [one(row, place=self._place(i)) for i, row in enumerate(_watched(self._rows))]
+            each = [one(row, place=self._place(i)) for i, row in enumerate(_watched(rows))]
             length_N, digests = np.array([row["length"] for row in each]), [row["digest"] for row in each]
             quotes_N = np.array([row["quotes"] for row in each])
         if quotes_N.any():
@@ -274,19 +290,37 @@ def _measured(row: Row, number: int | None = None, *, chat: Chat, columns: Colum
     """A row's length in tokens and its digest; what is wrong with it shows here."""
     place = place if number is None else f"{place} {number}"
     columns.rest_of(row, place)
-    length = len(_rendered(row, place, chat, columns)[0])
-    return {"length": length, "digest": _digest(dict(row)), "quotes": chat.quotes(columns.prompt_of(row, place))}
+    ids = _rendered(row, place, chat, columns)[0]
+    shown = [picture.digest() for picture in ids.shown] if isinstance(ids, PicturedIds) else []
+    digest = _digest({**_without_images(row, columns), "images": shown} if shown else dict(row))
+    asked = columns.prompt_of(row, place)
+    if isinstance(asked, str) and shown and chat.pictures is not None:
+        asked = asked.replace(chat.pictures.mark, "")  # where its images stand
+    return {"length": len(ids), "digest": digest, "quotes": chat.quotes(asked)}
 
 
-def _rendered(row: Row, place: str, chat: Chat, columns: Columns) -> tuple[list[int], str, Any]:
-    prompt = columns.prompt_of(row, place)
+def _rendered(row: Row, place: str, chat: Chat, columns: Columns) -> tuple[Sequence[int], str, Any]:
+    prompt: Any = columns.prompt_of(row, place)
+    shown: list[Picture] = []
+    if chat.pictures is not None:
+        held = None if columns.images is None else row.get(columns.images)
+        prompt, shown = paired(prompt, held, place, columns.folder, chat.pictures.max_pixels)
     try:
-        ids, text, messages = chat.render(prompt)
+        ids, text, messages = chat.render(prompt, shown)
     except ConfigError as error:
-        raise ConfigError(f"{place}: {error}") from error
+        raise ConfigError(str(error) if str(error).startswith(place) else f"{place}: {error}") from error
     if not prompt or not ids:
         raise ConfigError(f"{place}: the prompt is empty")
     return ids, text, messages
+
+
+def _without_images(row: Row, columns: Columns) -> Row:
+    """The row as it is told apart from others besides its images: an image object says nothing of what it shows."""
+    rest = {name: value for name, value in row.items() if name != columns.images}
+    prompt = rest.get(columns.prompt)
+    if isinstance(prompt, list):
+        rest[columns.prompt] = paired(columns.prompt_of(row, ""), row.get(columns.images or ""), "", None, None)[0]
+    return rest
 
 
 def _digest(row: Row) -> str:

@@ -159,3 +159,5 @@ class Tokens:
     pad: int = 0
     end: int = 0
     """The id that ends an answer, where we write one."""
+    unsaid: frozenset[int] = frozenset()
+    """Ids that are never drawn: they stand for images, which an answer has none of."""

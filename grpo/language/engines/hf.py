@@ -17,6 +17,7 @@ from grpo.config import ConfigError
 from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens, in_groups
 from grpo.language.engines.inline import bare, check, context_of, evaluating, left_padded
 from grpo.language.engines.sampling import StopTexts
+from grpo.language.pictures import features
 from grpo.seeding import mixed
 
 
@@ -74,12 +75,14 @@ class HFEngine(Engine):
         # Not num_return_sequences, which generate refuses when greedy; it repeats the prompts all the same.
         every = [prompt for prompt in prompts for _ in range(count)]
         ids_NT, mask_NT = left_padded(every, self.tokens.pad, device)
+        beside = features.arguments(bare(model), every, ids_NT)
         start, stopped_at = ids_NT.shape[1], [0] * len(seeds)
         settings = GenerationConfig(  # type: ignore[no-untyped-call]
             max_new_tokens=room,
             eos_token_id=sorted(self.tokens.eos) or None,
             pad_token_id=self.tokens.pad,
             repetition_penalty=float(sampling.repetition_penalty),
+            suppress_tokens=sorted(self.tokens.unsaid) or None,
             **_drawing(sampling),
         )
         with _seeded(seeds, device):
@@ -89,6 +92,7 @@ class HFEngine(Engine):
                 generation_config=settings,
                 stopping_criteria=self._stops(sampling, start, stopped_at),
                 synced_gpus=False,  # ranks that divide a model keep in step by themselves
+                **beside,
             )
         return [self._completion(ids, n) for ids, n in zip(ids_NT[:, start:].cpu(), stopped_at, strict=True)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -21,10 +22,12 @@ def _peft() -> Any:
     return peft
 
 
-def with_adapter(model: Any, config: LanguageConfig, peft_config: Any = None) -> tuple[Any, bool]:
+def with_adapter(
+    model: Any, config: LanguageConfig, peft_config: Any = None, left_out: Sequence[str] = ()
+) -> tuple[Any, bool]:
     """The model as it is trained, and whether its adapter begins as nothing (the base model is then its start).
 
-    A model that has an adapter already goes on with it.
+    A model that has an adapter already goes on with it. left_out: parts that get none.
     """
     if is_adapted(model):
         if peft_config is not None or config.lora_rank or config.adapter:
@@ -44,6 +47,7 @@ def with_adapter(model: Any, config: LanguageConfig, peft_config: Any = None) ->
             r=config.lora_rank,
             lora_alpha=config.lora_alpha or 2 * config.lora_rank,
             target_modules=targets,
+            exclude_modules=rf"(.*\.)?({'|'.join(left_out)})\..*" if left_out else None,
             task_type="CAUSAL_LM",
         )
     if config.quantize != "none":

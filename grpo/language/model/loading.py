@@ -11,6 +11,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
+from grpo.language.model import vision
 from grpo.language.model.adapters import is_adapted
 from grpo.language.model.damage import expect_whole, told
 from grpo.models import device_of
@@ -35,7 +36,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
 
     trained_whole: all its weights are trained, and so kept as `weights` says: in float32 a small step is not lost.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     causal: Any = AutoModelForCausalLM
 
@@ -57,10 +58,12 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
             shape = AutoConfig.from_pretrained(
                 place, trust_remote_code=config.trust_remote_code, revision=config.revision
             )
-            if type(shape) not in causal._model_mapping and not config.trust_remote_code:
+            if vision.reads_images(shape, asked=config.image_column is not None):
+                causal = AutoModelForImageTextToText
+            elif type(shape) not in causal._model_mapping and not config.trust_remote_code:
                 raise ConfigError(
                     f"model={config.model} is a {shape.model_type} model, not a causal language model; name one that "
-                    "AutoModelForCausalLM loads"
+                    "AutoModelForCausalLM or AutoModelForImageTextToText loads"
                 )
         model = _whole(causal, config, place, {"dtype": dtype, **more})
     if config.quantize == "none":
@@ -110,15 +113,31 @@ def keep_as_asked(model: Any, config: LanguageConfig) -> torch.dtype | None:
 
 
 def load_tokenizer(config: LanguageConfig) -> Any:
-    """The tokenizer that belongs to the model, or the one that was named."""
+    """The tokenizer that belongs to the model, or the one that was named; of an image-text model its processor."""
     from transformers import AutoTokenizer
 
     place, more = _place(config) if config.tokenizer is None else (config.tokenizer, {})
     more = {name: value for name, value in more.items() if name == "gguf_file"}
     with told("tokenizer", config.tokenizer or config.model, _files(place, more)):
+        if not more and (processor := _processor(config, place)) is not None:
+            return processor
         return AutoTokenizer.from_pretrained(
             place, revision=config.revision, trust_remote_code=config.trust_remote_code, **more
         )
+
+
+def _processor(config: LanguageConfig, place: str) -> Any:
+    """Of an image-text model; None: it is none."""
+    from transformers import AutoConfig
+
+    how: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        shape = AutoConfig.from_pretrained(place, **how)
+    except (OSError, ValueError, KeyError):  # a tokenizer may lie alone in its folder
+        return None
+    if not vision.reads_images(shape, asked=config.image_column is not None):
+        return None
+    return vision.load_processor(place, shape, **how)
 
 
 def _whole(causal: Any, config: LanguageConfig, place: str, more: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from grpo.language.pictures.ids import PicturedIds
 from grpo.language.samples import Sample
 from grpo.language.scoring.segments import Segments
 
@@ -39,6 +40,10 @@ class PackedBatch:
     """(B, L, L): which positions each may attend to, where that is not simply what came before."""
     segments: Segments | None = None
     """Of the one row, where its attention is told by ranges."""
+    asked: Sequence[Sequence[int]] = ()
+    """The rows' prompts, where some of them have images; the module then places tokens by itself."""
+    real_NL: Tensor | None = None
+    """With them: which tokens are no padding."""
 
 
 def pack(samples: Sequence[Sample], steps: int, how: str, pad: int, device: torch.device) -> PackedBatch:
@@ -64,7 +69,16 @@ def pack(samples: Sequence[Sample], steps: int, how: str, pad: int, device: torc
     else:
         ids_NL = pad_sequence(rows, batch_first=True, padding_value=pad)
         position_NL = torch.arange(width).expand(len(rows), width)
-    return _on(device, ids_NL, position_NL, at, target, cell)
+    batch = _on(device, ids_NL, position_NL, at, target, cell)
+    if not pictured(samples):
+        return batch
+    real_NL = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+    return replace(batch, asked=[sample.prompt.ids for sample in samples], real_NL=real_NL.long().to(device))
+
+
+def pictured(samples: Sequence[Sample]) -> bool:
+    """Whether some prompts have images."""
+    return any(isinstance(sample.prompt.ids, PicturedIds) for sample in samples)
 
 
 def _shared(samples: Sequence[Sample], steps: int, pad: int, device: torch.device) -> PackedBatch:

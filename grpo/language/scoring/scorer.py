@@ -19,13 +19,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from grpo.core.advantages import decision_energy
+from grpo.language.pictures import features
 from grpo.language.planning.cost import MODULE_TOKENS, Setup
 from grpo.language.planning.shape import ModelShape, Unknown
 from grpo.language.samples import Sample
 from grpo.language.scoring import memory, segments
 from grpo.language.scoring.decoder_layout import HOSTED, KEEP, unwrapped
 from grpo.language.scoring.head import log_probs
-from grpo.language.scoring.packing import PackedBatch, by_prompt, fill, pack
+from grpo.language.scoring.packing import PackedBatch, by_prompt, fill, pack, pictured
 from grpo.rollouts import Scores, Taught
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Scorer:
         self, samples: Sequence[Sample], steps: int, entropy: bool = False, choice_NTK: Tensor | None = None
     ) -> Scores:
         """(N, T) of the tokens that were sampled, 0 elsewhere; where K others of each are named, of these, too."""
-        batch = pack(samples, steps, self.packing, self.pad, self.device)
+        batch = self._packed(samples, steps)
         if choice_NTK is not None:
             return self._with_choices(batch, choice_NTK, entropy)
         if self.plan.whole_logits:
@@ -139,12 +140,19 @@ class Scorer:
         """Rows of passes of at most `limit` tokens; None: as many as are worth their memory."""
         if limit is None:
             limit, self._most_kept = self.chosen(samples)
-        return fill(samples, max(limit >> halvings, 1), self.packing)
+        return fill(samples, max(limit >> halvings, 1), self._layout(samples))
 
     @property
     def packing(self) -> str:
         """How samples are laid out for the module."""
         return self.plan.packing
+
+    def _layout(self, samples: Sequence[Sample]) -> str:
+        """The same for these: rows with images are padded, for architectures place and mask such tokens by row."""
+        return "padded" if pictured(samples) else self.packing
+
+    def _packed(self, samples: Sequence[Sample], steps: int) -> PackedBatch:
+        return pack(samples, steps, self._layout(samples), self.pad, self.device)
 
     @property
     def by_hand(self) -> bool:
@@ -209,6 +217,9 @@ class Scorer:
 
     def _arguments(self, batch: PackedBatch) -> dict[str, Any]:
         """What the module is called with."""
+        if batch.asked:
+            beside = features.arguments(self.causal, batch.asked, batch.input_ids)
+            return {"input_ids": batch.input_ids, "attention_mask": batch.real_NL, "use_cache": False} | beside
         given: dict[str, Any] = {"input_ids": batch.input_ids, "position_ids": batch.position_ids, "use_cache": False}
         if batch.sees is not None:
             given["attention_mask"] = self._mask(batch.sees)
@@ -278,7 +289,7 @@ class Scorer:
             best_MK, choice_MK = logp_MV.topk(min(count, logp_MV.shape[-1]), -1)
             return logp_MV.gather(-1, target_M[:, None])[:, 0], choice_MK, best_MK
 
-        batch = pack(samples, steps, self.packing, self.pad, self.device)
+        batch = self._packed(samples, steps)
         logp_M, choice_MK, best_MK = self._tiled(compute, self._outputs(batch), batch.target_M)
         flat = [
             torch.zeros(len(samples) * steps, x.shape[1], dtype=x.dtype, device=x.device) for x in (choice_MK, best_MK)

@@ -22,6 +22,7 @@ from grpo.errors import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, check_prefixes, unquoted
 from grpo.language.engines import Engine, Sampling, Tokens
+from grpo.language.pictures.ids import PicturedIds, then
 from grpo.language.players import Groups
 from grpo.language.rewards.lookup import find
 from grpo.language.samples import Message, Prompt, Sample
@@ -155,7 +156,7 @@ class Conversation:
             rooms = [int(min(sampling.max_new_tokens - len(t.ids), context - _length(t))) for t in live]
             # One limit for all of them: who has less room is cut below, as if it had been the limit.
             drawn = replace(sampling, max_new_tokens=max(1, *rooms))
-            asked = [[*talk.prompt.ids, *talk.ids] for talk in live[::shared]]
+            asked = [then(talk.prompt.ids, talk.ids) for talk in live[::shared]]
             turn_seeds = [mixed(talk.seed, turn) if turn else talk.seed for talk in live]
             made = yield Draw(asked, shared, drawn, turn_seeds)
             for talk, completion, room in zip(live, made, rooms, strict=True):
@@ -206,8 +207,8 @@ class Conversation:
         if prompt.messages is not None:
             messages = [*prompt.messages, *new]
             text = self._chat.apply(messages, answer=True)
-            ids = self._chat.encode(text, bare=False)
-            talk.prompt = replace(prompt, ids=ids, text=unquoted(text), messages=messages)
+            shown = prompt.ids.shown if isinstance(prompt.ids, PicturedIds) else ()
+            talk.prompt = replace(prompt, ids=self._chat.read(text, shown), text=unquoted(text), messages=messages)
         elif not self._chat.templated:
             text = "\n".join([prompt.text, *(str(message["content"]) for message in new)])
             talk.prompt = replace(prompt, ids=self._chat.encode(text), text=text)

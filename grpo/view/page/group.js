@@ -1,6 +1,6 @@
 // One group: the tries side by side, every number that made the gradient, and their tokens on a heat map.
 
-import { api } from "./api.js";
+import { api, media } from "./api.js";
 import { ArmsView } from "./arms.js";
 import { EpisodesView } from "./episodes.js";
 import { Badges } from "./groups.js";
@@ -13,6 +13,15 @@ import { Choice, classes, html, Loaded, number, signed, Toggle, useKeys, useLoad
 
 const AT_ONCE = 2048; // tokens a row that are asked for at first
 const MORE = 200000; // characters of a long text that are asked for at once
+
+/** The images that a prompt holds; all tries of a group have the same. */
+function Shown({ samples }) {
+  const images = (samples.find((one) => one.kind === "text")?.media ?? []).filter((one) => one.kind === "image");
+  if (!images.length) return null;
+  return html`<div class="shown">${images.map(
+    (one) => html`<img src=${media(one.url)} alt=${`${one.name} of the prompt`} loading="lazy" />`,
+  )}</div>`;
+}
 
 export function GroupView({ route, run, step, group, metrics }) {
   const path = `/api/runs/${run.run}/steps/${step}/groups/${group}`;
@@ -108,6 +117,7 @@ function Body({ route, run, data, tokens, metrics, more }) {
       data.prompt !== null &&
       html`<details class="prompt" open=${data.prompt.length < 3000}><summary>prompt <span class="muted small">
           ${data.prompt.length.toLocaleString("en")} characters</span></summary>
+      <${Shown} samples=${data.samples} />
       <div class="prompt-text" dir="auto"><${Plain} text=${data.prompt} /></div></details>`
     }
     <${Summary} data=${data} />

@@ -1,0 +1,163 @@
+"""Images that rows refer to: opened when they are needed, checked, shrunk to what the settings allow, and let go."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import math
+import re
+import warnings
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpo.errors import ConfigError
+from grpo.run.files import FolderError
+from grpo.run.inside import open_regular
+
+LARGEST = 89_478_485
+"""Pixels of an image at most: Pillow's own line, beyond which a small file may fill the memory."""
+TURNED = frozenset((5, 6, 7, 8))
+"""Orientations in a photo's EXIF data that lay it on its side."""
+ORIENTATION = 0x0112
+PHOTOS = frozenset(("JPEG", "MPO", "TIFF", "WEBP"))
+"""Formats of cameras, which say how they were held before the first pixel."""
+URL = re.compile(r"(https?|ftp|s3|gs|hf)://", re.IGNORECASE)
+DATA = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
+THUMBNAIL = 160
+"""Pixels of a thumbnail's longer side."""
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One image of a row: where it comes from, not what it shows."""
+
+    given: Any
+    """A PIL image, a path, bytes, or what `datasets` keeps undecoded: {"bytes": …, "path": …}."""
+    place: str
+    """Of its row, for messages."""
+    base: str | None = None
+    """The data file's folder, beside which paths are looked for first."""
+    max_pixels: int | None = None
+
+    def size(self) -> tuple[int, int]:
+        """Width and height as the model gets it, from the file's first bytes alone."""
+        with self._opened() as image:
+            width, height = image.size
+            if image.format in PHOTOS and image.getexif().get(ORIENTATION) in TURNED:
+                width, height = height, width
+        return self._fitted(width, height)
+
+    def image(self) -> Any:
+        """The image itself: upright, RGB, no larger than the settings allow."""
+        from PIL import Image, ImageOps
+
+        with self._opened() as found:
+            size = self.size()
+            found.draft("RGB", (max(size), max(size)))  # a JPEG is decoded no larger than needed
+            try:
+                upright = (ImageOps.exif_transpose(found) if found.format in PHOTOS else found).convert("RGB")
+            except (OSError, ValueError, SyntaxError) as error:
+                raise self._wrong(f"it is cut short or damaged ({error}); write the file again") from None
+        return upright if upright.size == size else upright.resize(size, Image.Resampling.BICUBIC)
+
+    def thumbnail(self) -> bytes:
+        """A small PNG of it, to look at."""
+        small = self.image()
+        small.thumbnail((THUMBNAIL, THUMBNAIL))
+        made = io.BytesIO()
+        small.save(made, "PNG")
+        return made.getvalue()
+
+    def digest(self) -> str:
+        """Of what the row holds; of a file on the disk its name, length and size, not all of its bytes."""
+        source = self._source()
+        if isinstance(source, Path):
+            return f"{source.name} {source.stat().st_size} {self.size()}"
+        if isinstance(source, bytes):
+            return hashlib.sha256(source).hexdigest()
+        return hashlib.sha256(f"{source.mode} {source.size}".encode() + source.tobytes()).hexdigest()
+
+    def _fitted(self, width: int, height: int) -> tuple[int, int]:
+        if self.max_pixels is None or width * height <= self.max_pixels:
+            return width, height
+        scale = math.sqrt(self.max_pixels / (width * height))
+        return max(int(width * scale), 1), max(int(height * scale), 1)
+
+    @contextmanager
+    def _opened(self) -> Any:
+        """The image before it is decoded, its size checked."""
+        image_module = pillow()
+        source = self._source()
+        file: Any = None
+        try:
+            if isinstance(source, Path | bytes):
+                file = io.BytesIO(source) if isinstance(source, bytes) else self._file(source)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", image_module.DecompressionBombWarning)
+                    image = image_module.open(file)
+            else:
+                image = source.copy() if 0 not in source.size else source
+            width, height = image.size
+            if width * height > LARGEST:
+                raise self._huge(f"{width} × {height} pixels")
+            if not width * height:
+                raise self._wrong(f"it is {width} × {height} pixels and shows nothing; leave the row out")
+            yield image
+        except image_module.DecompressionBombError as error:
+            raise self._huge(str(error).partition(" (")[2].partition(" pixels")[0] + " pixels") from None
+        except image_module.UnidentifiedImageError:
+            empty = isinstance(source, bytes) and not source
+            raise self._wrong("there are no bytes" if empty else "it is not an image that Pillow reads") from None
+        finally:
+            if file is not None:
+                file.close()
+
+    def _file(self, path: Path) -> Any:
+        try:
+            if not path.stat().st_size:
+                raise self._wrong("the file is empty")
+            return open_regular(path)
+        except (FolderError, OSError) as error:
+            what = "there is no such file" if not path.exists() else str(error)
+            raise self._wrong(f"{what}; paths count from the data file's folder or the working folder") from None
+
+    def _source(self) -> Any:
+        """A path, bytes or a PIL image."""
+        given = self.given
+        if isinstance(given, Mapping):
+            given = given.get("bytes") if given.get("bytes") is not None else given.get("path")
+        if isinstance(given, str):
+            if URL.match(given):
+                raise self._wrong("it is a URL, and no image is fetched here; save it to a file and name that")
+            if found := DATA.match(given):
+                return base64.b64decode(given[found.end() :])
+            path = Path(given.removeprefix("file://")).expanduser()
+            beside = None if self.base is None else Path(self.base) / path
+            return beside if beside is not None and beside.exists() else path
+        if isinstance(given, bytes | bytearray):
+            return bytes(given)
+        if hasattr(given, "__array__") and not hasattr(given, "convert"):
+            return pillow().fromarray(given)
+        if isinstance(given, Path) or hasattr(given, "convert"):
+            return given
+        raise self._wrong(f"it is of type {type(given).__name__}; give a PIL image, a path or the file's bytes")
+
+    def _huge(self, told: str) -> ConfigError:
+        return self._wrong(f"it has {told}, over {LARGEST:,}, which may fill the memory; shrink the file")
+
+    def _wrong(self, what: str) -> ConfigError:
+        name = f" {str(self.given)[:100]}" if isinstance(self.given, str | Path) else ""
+        return ConfigError(f"{self.place}: image{name}: {what}")
+
+
+def pillow() -> Any:
+    """Pillow's module `Image`; asked for where there are images, and nowhere else."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise ConfigError("prompts with images need Pillow: pip install 'anygrpo[vision]'") from None
+    return Image
