@@ -117,7 +117,9 @@ def page() -> str:
 
 
 def _seeds(rows: Iterable[dict[str, Any]]) -> str:
-    return ", ".join(map(str, sorted({row["seed"] for row in rows})))
+    found = sorted({row["seed"] for row in rows})
+    whole = len(found) > 2 and found == [*range(found[0], found[-1] + 1)]
+    return f"{found[0]} – {found[-1]}" if whole else ", ".join(map(str, found))
 
 
 def _summary(gpu: dict[str, Any]) -> list[str]:
