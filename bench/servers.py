@@ -87,7 +87,7 @@ def gsm8k(args: argparse.Namespace, urls: list[str], staleness: float) -> dict[s
     """A short run; its accuracy on held-out rows and how long its steps took."""
     folder = Path(args.folder) / f"staleness-{staleness:g}"
     command = [sys.executable, "-m", "grpo", "train", "gsm8k", "--model", args.model, "--engine", "vllm", "--servers",
-               ",".join(urls), "--staleness", str(staleness), "--run.dir", str(folder), "--steps",
+               ",".join(urls), "--staleness", str(staleness), "--logdir", str(folder), "--steps",
                str(args.steps)]  # fmt: skip
     began = time.perf_counter()
     done = subprocess.run(command, check=False, timeout=10 * args.gsm8k, capture_output=True, text=True)

@@ -136,8 +136,9 @@ def build(config: LanguageConfig, given: Given) -> Parts:
 
 
 def engine_of(config: LanguageConfig, model: Any, tokens: Tokens, ranks: Ranks) -> Engine:
-    """What samples; every rank has servers of its own."""
-    own = {"servers": config.servers[ranks.rank :: ranks.size]} if config.servers else {}
+    """What samples; every rank has servers of its own, whose addresses may be one word with commas."""
+    addresses = [word.strip() for words in config.servers for word in words.split(",") if word.strip()]
+    own: dict[str, Any] = {"servers": addresses[ranks.rank :: ranks.size]} if config.servers else {}
     return make_engine(config.engine, model, tokens, bool(config.staleness), **config.engine_kwargs, **own)
 
 

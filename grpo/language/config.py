@@ -62,7 +62,7 @@ PLAIN_MODEL = {
 PLAIN_ENGINE = {
     "base_url", "block_size", "deadline", "dtype", "enable_prefix_caching", "enforce_eager", "folder",
     "gpu_memory_utilization", "kv_cache_dtype", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "seed",
-    "swap_space", "tensor_parallel_size",
+    "swap_space", "tensor_parallel_size", "transfer",
 }  # fmt: skip
 """Arguments of vLLM for which nothing is run; `worker_extension_cls` would be imported."""
 

@@ -99,6 +99,57 @@ def test_a_run_that_asks_ahead_goes_on_from_its_checkpoint_with_the_counters_rig
     assert "learner_waits" in timing and "sampler_waits" in timing
 
 
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("point", ["sampling step 3 ahead", "step 2 is told", "the update of step 3", "a checkpoint"])
+def test_a_learner_that_is_killed_at_any_point_goes_on_with_nothing_lost_and_nothing_twice(tmp_path, point):
+    learned = []
+
+    def run(dies):
+        trainer = made(4, staleness=1, output_dir=str(tmp_path / "run"), save_steps=1)
+        source = trainer.source
+        part, update, state = source.collect_part, trainer._update, trainer.state
+
+        def collect_part(request):
+            if dies and point == "sampling step 3 ahead" and request.step == 2 and request.slots.of(4):
+                raise Killed
+            return part(request)
+
+        def updated(rows, batch):
+            if dies and point == "the update of step 3" and trainer.steps_done == 2:
+                raise Killed
+            return update(rows, batch)
+
+        def told(report):
+            if dies and point == "step 2 is told" and report.step == 2:
+                raise Killed
+            learned.append((report.step, prompts_of(report)[::4]))
+
+        def saved():
+            if dies and point == "a checkpoint" and trainer.steps_done == 3:
+                raise Killed
+            return state()
+
+        source.collect_part, trainer._update, trainer.state = collect_part, updated, saved
+        there = (tmp_path / "run" / "run.json").exists()
+        trainer.train(progress=None, callbacks=[told], resume_from_checkpoint=there or None)
+        return trainer
+
+    with pytest.raises(Killed):
+        run(dies=True)
+    trainer = run(dies=False)
+    rows = dict(learned)  # a step that was cut is learned from again, as what it was
+    assert sorted(rows) == [1, 2, 3, 4]
+    places = [row for step in sorted(rows) for row in rows[step]]
+    assert len(set(places)) == len(places) == 16
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert lines[-1]["num_tokens"] == trainer.source.num_tokens
+    trainer.source.close()
+
+
 def test_evaluation_and_replies_use_the_present_weights_between_steps():
     trainer = made(staleness=1)
     trainer.step()

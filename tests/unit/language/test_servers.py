@@ -1,19 +1,23 @@
 """Several vLLM servers: who is asked, who is taken out and back in, what is pushed, and what is wrong with some."""
 
+import json
 import re
 import time
+import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.multiprocessing import reductions
 
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.engines import Sampling, Tokens
-from grpo.language.engines.vllm import VLLMEngine, pool, remote
+from grpo.language.engines.vllm import VLLMEngine, pool, remote, weights
+from grpo.language.engines.vllm.server import ServerFailed
 
 from .tiny import tiny_model, tiny_tokenizer
 from .vllm_double import EOS, Double, serving
@@ -226,8 +230,9 @@ def test_wrong_log_probs_and_another_model_are_found_before_training(start):
 
 
 def test_settings_of_servers_are_checked(start):
-    with pytest.raises(ConfigError, match="write http://host:port"):
-        connect("localhost:8000")
+    for word in ("localhost:8000", "http://a:port", "http://"):
+        with pytest.raises(ConfigError, match="write http://host:port"):
+            connect(word)
     with pytest.raises(ConfigError, match="give every rank one of its own"):
         connect()
     with pytest.raises(ConfigError, match="say the same thing; give servers"):
@@ -261,20 +266,20 @@ def trainer(urls, steps=4, staleness=0.0, delays=None, **settings) -> GRPOTraine
 
 
 def test_staleness_0_is_the_same_bit_for_bit_whatever_servers_there_are_and_however_slow(start):
-    def weights(*doubles):
+    def trained(*doubles):
         run = trainer([start(double) for double in doubles])
         lines = [run.step().metrics for _ in range(3)]
         run.source.close()
         return run.model.state_dict(), lines
 
-    plain, slow = weights(Double()), weights(Double(token_seconds=0.004), Double())
+    plain, slow = trained(Double()), trained(Double(token_seconds=0.004), Double())
     assert all(torch.equal(plain[0][name], tensor) for name, tensor in slow[0].items())
     assert plain[1] == slow[1]
 
 
 def test_a_run_learns_ahead_while_a_server_dies_and_comes_back(start):
     doubles = [Double(token_seconds=0.002), Double(token_seconds=0.002)]
-    run = trainer([start(double) for double in doubles], steps=5, staleness=1.0)
+    run = trainer([",".join(start(double) for double in doubles)], steps=5, staleness=1.0)
     seen = []
     for step in range(5):
         doubles[0].fault = "down" if step in (1, 2) else None
@@ -286,3 +291,68 @@ def test_a_run_learns_ahead_while_a_server_dies_and_comes_back(start):
     assert len(seen) == len(set(seen)) == 20  # no prompt twice, none lost
     assert len(run.source.engine._vllm.pool.live) == 2
     run.source.close()
+
+
+def test_a_server_that_was_started_again_while_others_sample_ahead_waits_for_its_weights(start):
+    one, two = Double(), Double()
+    engine = connect(start(one), start(two), ahead=True)
+    whole = engine.generate(PROMPTS, 2, Sampling(6), range(8))
+    one.version, one.model = "", tiny_model(5)
+    with pytest.warns(UserWarning, match="started again and holds other weights"):
+        assert ids_of(engine.generate(PROMPTS, 2, Sampling(6), range(8))) == ids_of(whole)
+    engine.tend(3)
+    assert len(engine._vllm.pool.live) == 2 and one.version == two.version
+    assert set(engine.generate(PROMPTS[:1], 1, Sampling(6), [0])[0].version.tolist()) == {3}
+    engine.close()
+
+
+@pytest.mark.parametrize("word", ["ipc", "nccl"])
+def test_what_fails_at_the_first_push_gives_way_to_files(start, monkeypatch, word):
+    class Broken:
+        name, scales, stops = word, True, True
+
+        @contextmanager
+        def loaded(self, model):
+            yield None
+
+        def send(self, server, load):
+            raise ServerFailed("no such memory")
+
+    monkeypatch.setattr(remote, "transfer_of", lambda *given, **more: Broken())
+    double = Double()
+    with pytest.warns(UserWarning, match=f"weights go by file, since transfer={word} failed: .*no such memory"):
+        engine = connect(start(double))
+    assert engine._vllm._transfer.name == "file" and double.version
+    with pytest.raises(RuntimeError, match="no such memory"):
+        connect(start(Double()), transfer=word)  # asked for by name: nothing else will do
+    engine.close()
+
+
+def test_a_handle_of_gpu_memory_travels_as_plain_values(monkeypatch):
+    given = (torch.Tensor, torch.Size([2, 3]), (3, 1), 0, torch.storage.TypedStorage, torch.bfloat16, 4, b"handle\xff")
+    given += (64, 512, False, b"count\x00", 7, b"event", True)
+    monkeypatch.setattr(reductions, "reduce_tensor", lambda tensor: (None, given))
+    rebuilt = []
+    monkeypatch.setattr(reductions, "rebuild_cuda_tensor", lambda *arguments: rebuilt.append(arguments))
+    handle = json.loads(json.dumps(weights.shared(torch.zeros(1))))
+    weights.opened(handle, torch.device("cuda", 1))
+    expected = [*given]
+    expected[4], expected[6] = torch.storage.UntypedStorage, 1  # the reader's own number of the GPU
+    assert rebuilt == [tuple(expected)]
+
+
+class Weights(weights.Receiver):
+    """A worker that vLLM's own transfer has filled."""
+
+    def __init__(self, model):
+        self.model_runner = types.SimpleNamespace(get_model=lambda: model)
+
+
+def test_weights_of_vllms_own_transfer_are_compared_by_sums_of_their_bits():
+    model = tiny_model()
+    sums = {name: (len(x), weights.bits(x)) for name, x in model.state_dict().items()}
+    worker = Weights(model)
+    assert worker.grpo_compare(sums, "v1") == {"version": "v1", "stale": [], "compared": len(sums)}
+    with torch.no_grad():
+        model.model.norm.weight[3] += 2**-20
+    assert worker.grpo_compare(sums, "v2")["stale"] == ["model.norm.weight"]

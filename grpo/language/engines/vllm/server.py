@@ -35,11 +35,15 @@ class VLLMServer:
     """vLLM behind its OpenAI-style port."""
 
     def __init__(self, base_url: str, deadline: float) -> None:
-        parts = urllib.parse.urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urllib.parse.urlsplit(base_url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        if host is None or parts.scheme not in ("http", "https"):
             raise ConfigError(f"servers: {base_url} is no address; write http://host:port")
         self.url, self.deadline = base_url.rstrip("/").removesuffix("/v1"), deadline
-        self._address, self._secure = (parts.hostname, parts.port), parts.scheme == "https"
+        self._address, self._secure = (host, port), parts.scheme == "https"
         self._path = urllib.parse.urlsplit(self.url).path
         self.name, self.max_model_len, self.vllm = "", 0, ""
         self.model = ""
