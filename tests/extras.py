@@ -10,5 +10,5 @@ needs_envpool = pytest.mark.skipif(
 )
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
-    reason="Ray is a download of 80 MB: pip install 'anygrpo[ray]'",
+    reason="Ray is not installed: pip install 'anygrpo[ray]'",
 )

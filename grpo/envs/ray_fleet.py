@@ -81,15 +81,15 @@ class RayFleet(SpreadFleet):
     def _ask(self, calls: Mapping[int, tuple[str, Any]]) -> dict[int, Any]:
         if self._closed:
             raise EnvError(f"{self.name}: the fleet is closed")
-        for w in self._stale & {*calls}:
-            self._renew(w)
-            self._recover(w, _under_way(*calls[w]))
+        stale = self._stale & {*calls}
         self._stale |= {*calls}
-        references = {w: self._actors[w].call.remote(*call) for w, call in calls.items()}
+        references = {w: self._actors[w].call.remote(*call) for w, call in calls.items() if w not in stale}
         answers: dict[int, Any] = {}
-        for w, reference in references.items():
+        for w in calls:
             try:
-                answers[w] = self._heard(reference, *calls[w])
+                if w in stale:
+                    raise Died
+                answers[w] = self._heard(references[w], *calls[w])
             except Died:
                 answers[w] = self._again(w, *calls[w])
             self._stale.discard(w)
@@ -128,14 +128,15 @@ class RayFleet(SpreadFleet):
         self._renew(w)
         try:
             self._recover(w, _under_way(how, arguments))
-            return self._one(w, how, arguments)
+            if how != "step" or not self._lost.keys() & {*arguments[0]}:
+                return self._one(w, how, arguments)
         except Died as error:
             self._renew(w)
             if how not in ("reset", "restore", "step"):  # about nobody in particular
                 for number in range(w, self.size, self._count):
                     self._lose(number, str(error))
                 return None
-        self._recover(w, _under_way(how, arguments))
+            self._recover(w, _under_way(how, arguments))
         return self._one_by_one(w, how, *arguments)
 
     def _one_by_one(self, w: int, how: str, numbers: Sequence[int], given: Any) -> Begun | Stepped:

@@ -36,6 +36,8 @@ class Walk(gym.Env):
 
     def step(self, action):
         self.at += 1
+        if self.at == 1:  # a fleet tries one step of any kind when it is made
+            return self._seen(), float(action), False, False, {}
         if action == 9:
             os._exit(3)
         if action == 8:
@@ -47,8 +49,26 @@ class Walk(gym.Env):
         return self._seen(), float(action), self.at >= 6, False, {}
 
 
-def double(item):
-    """For a pool: a number twice; some numbers do other things."""
+class Forgetful:
+    """Makes environments that never go the same way twice."""
+
+    name = "Walk"
+
+    def __call__(self):
+        return Walk(forgets=True)
+
+
+def longer(completion, **_):
+    """A reward."""
+    return float(len(completion))
+
+
+def double(item: int):
+    """For a pool: a number twice; some numbers do other things.
+
+    Args:
+        item: the number
+    """
     if item == 13:
         os._exit(3)
     if item == 14:
