@@ -143,7 +143,7 @@ def _group(members: list[dict[str, Any]], term_NT: np.ndarray, step: int) -> str
     prompt, wanted = members[0]["prompt"], members[0]["answer"]
     title = f"(right: {wanted}), step {step}: {len(members)} answers to one prompt"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 750 {tall}" fill="{INK}"',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 750 {tall}" width="750" height="{tall}" fill="{INK}"',
         ' font-family="DejaVu Sans, Verdana, sans-serif" font-size="14">',
         f'<rect width="750" height="{tall}" rx="6" fill="{PAPER}"/>',
         f'<text x="20" y="30">sort <tspan font-family="monospace" font-size="16">{html.escape(prompt[:-1])}</tspan>',
