@@ -41,6 +41,11 @@ def main(extra: str) -> None:
     for name in [*BASE, *EXTRAS[extra]]:
         print(name, flush=True)
         import_module(name)
+    if extra == "view":
+        from grpo.view.launch import DEMO
+
+        if not list(DEMO.glob("*/run.json")):
+            sys.exit(f"{DEMO}: the runs of grpo view --demo are not in the wheel")
 
 
 if __name__ == "__main__":

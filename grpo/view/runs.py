@@ -215,7 +215,8 @@ class Run:
             *endings(summary, rate, _text(ended), self.object_text("checkpoints/latest") is not None),
             *warnings(self.metrics, self.task, self.events, self.recipe()),
         ]
-        names = [self._score_name(self.settings()), "return", "reward", "-regret_total"]
+        # What arms pay may change during a run: regret is judged against what they pay then.
+        names = ["-regret", self._score_name(self.settings()), "return", "reward"]
         return summary | {
             "seconds_per_step": None if rate is None else shown(rate),
             "eta_seconds": eta,

@@ -55,8 +55,8 @@ def verdict(metrics: Series, names: Sequence[str], running: bool) -> Row | None:
         says = f"{metric} {_number(sign * last)} after {len(values)} step{'s' * (len(values) > 1)}"
     elif way == "lost":
         says = f"{metric} {_number(sign * peak)} by step {steps[top]:.0f}, {_number(sign * last)} now"
-    elif not running:
-        says = says.replace(" now", " at the end")
+    if not running:
+        says = says.removesuffix(" now") + " at the end" * says.endswith(" now")
     return told | {"title": (RUNNING if running else ENDED)[way], "says": says}
 
 
@@ -114,4 +114,5 @@ def _checks(m: Series, task: str) -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 
 def _number(value: float) -> str:
+    value += 0.0  # no minus before a zero
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

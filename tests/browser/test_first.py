@@ -25,8 +25,6 @@ def test_the_first_screen_says_whether_it_learns_and_whether_something_is_wrong(
         page.until(lambda: page.script(bottom) < size[1], "both on the first screen")
     wide = "return document.documentElement.scrollWidth <= innerWidth + 1"
     page.until(lambda: page.script(wide), "all in the screen")
-    if dark:
-        page.picture(f"first-dark{'-phone' * (size == PHONE)}")
 
 
 def test_a_run_that_broke_says_why_and_offers_only_what_is_there(page, runs):

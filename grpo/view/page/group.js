@@ -240,11 +240,12 @@ function Summary({ data }) {
 }
 
 /** What else the recipe does between rewards and advantages, in words. */
-function besides({ credit, whiten, scale, kl_in: where, beta }) {
+function besides({ credit, baseline, whiten, scale, kl_in: where, beta }) {
   return [
     beta && where === "reward" && "before it, β times the KL is taken off the reward",
     credit === "per_reward" && "each reward by itself in its group, then summed by their weights",
-    credit === "reward_to_go" && "decision by decision, against the group at the same time; a try is shown by its mean",
+    credit === "reward_to_go" &&
+      `decision by decision${baseline === "given" ? "" : ", against the group at the same time"}; a try is shown by its mean`,
     scale === "signal_share" && "scaled by the share of groups that have a signal",
     (whiten === "rows" || whiten === "decisions") &&
       `after it, whitened over all ${whiten} of the batch: mean 0, standard deviation 1`,

@@ -33,6 +33,8 @@ def test_less_may_be_better_and_few_values_say_nothing(tmp_path):
     end(make_run(tmp_path / "none", 0))
     library = Library(tmp_path)
     assert library.answer("/api/runs/less")["verdict"]["way"] == "up"
+    end(make_run(tmp_path / "arms", 40, reward=lambda step: -step, regret=lambda step: max(0.0, 1 - step / 20)))
+    assert library.answer("/api/runs/arms")["verdict"]["says"] == "regret 0.725 at first, 0 at the end"
     assert library.answer("/api/runs/short")["verdict"]["title"] == "Too short to tell"
     assert library.answer("/api/runs/none")["verdict"] is None
 
