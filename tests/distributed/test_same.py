@@ -76,8 +76,9 @@ def test_a_users_own_models(pool, settings):
         {"lora_rank": 2, "prompts_per_step": 2, "beta": 0.1, "ref_sync_steps": 1},
         {"no_signal": "resample", "max_attempts": 3, "warm_start_steps": 1},
         {"loss_type": "dapo", "double": False, "evaluate": False},
+        {"staleness": 1.0, "engine": "inline", "steps": 3, "evaluate": False},
     ],
-    ids=["dapo", "tied", "minibatches", "lora", "resample", "float32"],
+    ids=["dapo", "tied", "minibatches", "lora", "resample", "float32", "ahead"],
 )
 def test_language(pool, settings):
     # An adapter is float32, and so are the head's products of a group that is cut, which sums them in another order.
