@@ -1,6 +1,6 @@
 """What a step of a fleet costs in actors of a Ray cluster, beside this process and processes of this machine.
 
-    python bench/ray.py --json bench/results/ray.json
+    python bench/ray_fleet.py --json bench/results/ray_fleet.json
 
 CartPole's step takes microseconds, so that what is measured is the way there and back. `restart` is what an actor that
 is killed in the middle of an episode costs: another one started, and its members' episodes played again.
