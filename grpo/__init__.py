@@ -10,6 +10,7 @@ from grpo.lazy import lazily
 from grpo.moved import install
 
 if TYPE_CHECKING:
+    from grpo.app.load import load
     from grpo.checking import check
     from grpo.config import GRPOConfig
     from grpo.experience import Experience
@@ -39,6 +40,7 @@ __all__ = [
     "Rollouts",
     "StepReport",
     "check",
+    "load",
     "recipe",
     "show",
 ]
@@ -57,6 +59,7 @@ _HOME = {
     "Recipe": "grpo.recipes",
     "Rollouts": "grpo.rollouts",
     "check": "grpo.checking",
+    "load": "grpo.app.load",
     "recipe": "grpo.recipes",
     "show": "grpo.view.launch",
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from grpo.core.arrays import Array
-from grpo.protocols import CollectRequest, Part, Phase, Ranks
+from grpo.protocols import CollectRequest, Part, Phase, Player, Ranks
 from grpo.rollouts import Rollouts, Taught
 
 # --- of a source: what a person sees of it ----------------------------------------------------------------------------
@@ -329,6 +329,34 @@ class Watches(Protocol):
     """
 
     def watch(self, episodes: int, render: bool, video: str | Path | None) -> list[float]: ...
+
+
+@runtime_checkable
+class Plays(Protocol):
+    """Decides in an environment that somebody else plays.
+
+    >>> class Trainer:
+    ...     def player(self):
+    ...         return None
+    >>> isinstance(Trainer(), Plays)
+    True
+    """
+
+    def player(self) -> Player: ...
+
+
+@runtime_checkable
+class Generates(Protocol):
+    """Answers prompts, several times each.
+
+    >>> class Trainer:
+    ...     def generate(self, prompts, count=1, **sampling):
+    ...         return [["4"] * count for _ in prompts]
+    >>> isinstance(Trainer(), Generates)
+    True
+    """
+
+    def generate(self, prompts: Sequence[Any], count: int, **sampling: Any) -> list[list[str]]: ...
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import __version__
-from grpo.app.arguments import add_job_flags, add_rank_flags, count, given_flags, layers, port, resolved, seed
+from grpo.app.arguments import add_job_flags, add_look_flags, add_rank_flags, given_flags, layers, port, resolved
 from grpo.app.many import command as many
 from grpo.run import output
 
@@ -189,23 +189,7 @@ def _words_about_a_run(command: Command) -> None:
         made.add_argument("folder", type=Path, metavar="RUN", help="a run folder, e.g. runs/cartpole-20261115-101500")
         made.add_argument("--checkpoint", default="best", help="best (by evaluation), last, or a step's number")
         made.add_argument("--trust", action="store_true", help=TRUST)
-    prompts = looked.add_argument_group("language models")
-    prompts.add_argument("--dataset", metavar="FILE", help="held-out rows, a file or a hub id (the run's own)")
-    prompts.add_argument("--samples", type=count, metavar="K", help="answers to each prompt; 1: the likeliest tokens")
-    prompts.add_argument("--limit", type=count, metavar="N", help="only the first N rows")
-    plays = looked.add_argument_group("control and world models")
-    plays.add_argument("--episodes", type=count, help="how many (20)")
-    plays.add_argument("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
-    plays.add_argument("--render", action="store_true", help="show a window; without a display, write a video")
-    plays.add_argument("--video", nargs="?", const="", metavar="FILE", help="write one (RUN/eval.mp4)")
-    plays.add_argument("--seed", type=seed, help="of the starts; by default ones that the run has never seen")
-    looked.add_argument("--json", action="store_true", help="print JSON")
-    talked.add_argument("--system", metavar="TEXT", help="the system prompt (the run's own)")
-    talked.add_argument("--temperature", type=float, help="0: the likeliest tokens (the run's own)")
-    talked.add_argument("--message", metavar="TEXT", help="say this, print the answer and stop")
-    exported.add_argument("--onnx", type=Path, metavar="FILE", help="control: where (RUN/policy.onnx)")
-    exported.add_argument("--to", type=Path, metavar="FOLDER", help="language models: where (RUN/model)")
-    exported.add_argument("--merge", action="store_true", help="language models: an adapter goes into the weights")
+    add_look_flags(looked, talked, exported)
 
 
 def _config_words(command: Command) -> None:
@@ -330,9 +314,11 @@ def _eval(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
     a = arguments
     if _language(
-        a, for_prompts=("dataset", "samples", "limit"), for_others=("episodes", "sampled", "render", "video", "seed")
+        a,
+        for_prompts=("dataset", "samples", "limit", "reward"),
+        for_others=("episodes", "sampled", "render", "video", "seed"),
     ):
-        print(look.evaluate_prompts(a.folder, a.checkpoint, a.dataset, a.samples, a.limit, a.json, a.trust))
+        print(look.evaluate_prompts(a.folder, a.checkpoint, a.dataset, a.samples, a.limit, a.json, a.trust, a.reward))
         return OK
     video = None if a.video is None else a.video or str(a.folder / "eval.mp4")
     shown = (a.json, a.render, video)
@@ -352,7 +338,11 @@ def _export(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from grpo.app import look
 
     a = arguments
-    if _language(a, for_prompts=("to", "merge"), for_others=("onnx",)):
+    if a.push is not None or (a.to is not None and look.task_of(a.folder) != "language"):
+        from grpo.app.load import write
+
+        print(write(a.folder, a.checkpoint, a.to, a.push, a.private, a.trust))
+    elif _language(a, for_prompts=("merge",), for_others=("onnx",)):
         print(look.save_model(a.folder, a.checkpoint, a.to or a.folder / "model", a.merge, a.trust))
     else:
         print(look.export(a.folder, a.checkpoint, a.onnx or a.folder / "policy.onnx", a.trust))
@@ -366,7 +356,7 @@ def _language(arguments: argparse.Namespace, for_prompts: Sequence[str], for_oth
     task = task_of(arguments.folder)
     idle = for_others if task == "language" else for_prompts
     for name in idle:
-        if getattr(arguments, name) not in (None, False):
+        if getattr(arguments, name) not in (None, False, []):
             raise ValueError(f"--{name} means nothing for a run of the task {task}; leave it out")
     return task == "language"
 

@@ -340,3 +340,30 @@ class Phase(Protocol):
 def no_phase(name: str) -> AbstractContextManager[Any]:
     """The trainer's default: no stopwatch."""
     return nullcontext()
+
+
+# --- a policy outside of training ---------------------------------------------------------------------------
+
+
+class Playing(Protocol):
+    """A policy in several episodes that somebody else plays: what it remembers of each is in here."""
+
+    def decide(self, observation: Any, greedy: bool = True) -> Any:
+        """Actions for what all of them see, a row each."""
+        ...
+
+    def forget(self, first_M: Any) -> None:
+        """Where True, another episode begins."""
+        ...
+
+
+class Player(Protocol):
+    """A policy as somebody asks it who plays the environment himself."""
+
+    def rows(self, observation: Any) -> tuple[Any, bool]:
+        """One observation or several, a row each, and whether it was one."""
+        ...
+
+    def players(self, rows: int, seed: int) -> Playing:
+        """The policy in so many episodes."""
+        ...

@@ -56,6 +56,34 @@ def port(text: str) -> int:
     return int(text)
 
 
+def add_look_flags(
+    looked: argparse.ArgumentParser, talked: argparse.ArgumentParser, exported: argparse.ArgumentParser
+) -> None:
+    """What `eval`, `chat` and `export` have of their own."""
+    prompts = looked.add_argument_group("language models")
+    prompts.add_argument("--dataset", metavar="FILE", help="held-out rows, a file or a hub id (the run's own)")
+    prompts.add_argument("--samples", type=count, metavar="K", help="answers to each prompt; 1: the likeliest tokens")
+    prompts.add_argument(
+        "--reward", action="append", default=[], metavar="NAME", help="who judges a model without a run (correctness)"
+    )
+    prompts.add_argument("--limit", type=count, metavar="N", help="only the first N rows")
+    plays = looked.add_argument_group("control and world models")
+    plays.add_argument("--episodes", type=count, help="how many (20)")
+    plays.add_argument("--sampled", action="store_true", help="draw actions instead of taking the likeliest")
+    plays.add_argument("--render", action="store_true", help="show a window; without a display, write a video")
+    plays.add_argument("--video", nargs="?", const="", metavar="FILE", help="write one (RUN/eval.mp4)")
+    plays.add_argument("--seed", type=seed, help="of the starts; by default ones that the run has never seen")
+    looked.add_argument("--json", action="store_true", help="print JSON")
+    talked.add_argument("--system", metavar="TEXT", help="the system prompt (the run's own)")
+    talked.add_argument("--temperature", type=float, help="0: the likeliest tokens (the run's own)")
+    talked.add_argument("--message", metavar="TEXT", help="say this, print the answer and stop")
+    exported.add_argument("--onnx", type=Path, metavar="FILE", help="control: where (RUN/policy.onnx)")
+    exported.add_argument("--to", type=Path, metavar="FOLDER", help="a folder for grpo.load (a model's: RUN/model)")
+    exported.add_argument("--push", metavar="OWNER/NAME", help="upload that folder to the Hugging Face hub")
+    exported.add_argument("--private", action="store_true", help="with --push: for you alone")
+    exported.add_argument("--merge", action="store_true", help="language models: an adapter goes into the weights")
+
+
 def add_rank_flags(made: argparse.ArgumentParser) -> None:
     """What `train` and `doctor` say about several processes."""
     several = made.add_argument_group("several processes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from grpo.app.builders import TASKS, saved_settings
 from grpo.capabilities import ChecksData, EvaluatesEpisodes, EvaluatesPrompts, Exports, SavesModel, Watches
 from grpo.config import ConfigError
-from grpo.run import checkpoint
+from grpo.run import checkpoint, hub
 from grpo.run.files import FolderError, read_json
 from grpo.run.folder import RunFolder
 from grpo.run.inside import expect_no_links
@@ -56,7 +57,11 @@ def trained(
 
 
 def task_of(path: Path) -> str:
-    """The task of a run, by its folder."""
+    """The task of a run, by its folder; language where it is a model's, or may be one's of the hub."""
+    if not (path / "run.json").exists() and (
+        (path / "config.json").exists() or (path / "adapter_config.json").exists() or hub.is_id(str(path))
+    ):
+        return "language"
     try:
         return str(RunFolder.open(path).config.get("task", ""))
     except FolderError as error:
@@ -71,23 +76,44 @@ def evaluate_prompts(
     limit: int | None,
     as_json: bool,
     trust: bool = False,
+    rewards: Sequence[str] = (),
 ) -> str:
-    """A trained model's answers to held-out prompts: accuracy, pass@k and rewards with 95 % intervals, or JSON."""
-    trainer, saved = trained(path, which, trust=trust)
+    """A model's answers to held-out prompts: accuracy, pass@k and rewards with 95 % intervals, or JSON.
+
+    rewards: who judges a model that has no run; correctness unless somebody else is named.
+    """
+    trainer, step = _judged(path, which, dataset, rewards, trust)
     with closing(trainer.source):
         if not isinstance(trainer, EvaluatesPrompts):
             raise ConfigError(f"{path}: this task has no prompts to answer")
         found = trainer.evaluate(dataset, samples, limit)
     rows, (prompts, each) = found.table(), found.length_PS.shape
     if as_json:
-        about = {"run": str(path), "checkpoint": saved.step, "dataset": dataset, "prompts": prompts, "samples": each}
+        about = {"run": str(path), "checkpoint": step, "dataset": dataset, "prompts": prompts, "samples": each}
         failures = {"failed": found.failed} | ({"why": found.why} if found.failed else {})
         return json.dumps({**about, **failures, "results": rows}, indent=2)
     answers = "the likeliest answer each" if each == 1 else f"{each} sampled answers each"
-    lines = [f"{path}, step {saved.step}, {prompts} held-out prompts, {answers}", _table(rows)]
+    at = "" if step is None else f", step {step}"
+    lines = [f"{path}{at}, {prompts} held-out prompts, {answers}", _table(rows)]
     if found.failed:
         lines.append(f"{found.failed} of {prompts * each} answers failed and are not counted: {printable(found.why)}")
     return "\n".join(lines)
+
+
+def _judged(
+    path: Path, which: str, dataset: str | None, rewards: Sequence[str], trust: bool
+) -> tuple[GRPOTrainer, int | None]:
+    """The trainer of a run with the step it stands at, or one around a model alone."""
+    if (path / "run.json").exists():
+        if rewards:
+            raise ConfigError("--reward is for a model without a run; this run has its own, leave it out")
+        trainer, saved = trained(path, which, trust=trust)
+        return trainer, saved.step
+    if dataset is None:
+        raise ConfigError(f"{path} is a model without a run: say what to ask it with --dataset FILE_OR_ID")
+    config: Any = TASKS["language"].settings()
+    settings = config(**_model_in(str(path)), dataset=dataset, rewards=tuple(rewards) or ("correctness",))
+    return TASKS["language"].trainer(settings), None
 
 
 def evaluate(
@@ -176,12 +202,12 @@ def talk(
     trust: bool = False,
 ) -> None:
     """A conversation on the terminal, with a run's model or one that `save_model` wrote; one message: its answer."""
-    speaker = _speaker(path, which, trust)
+    answerer = speaker(str(path), which, trust)
     drawn = {} if temperature is None else {"temperature": temperature}
     beginning = [] if system is None else [{"role": "system", "content": system}]
     try:
         if message is not None:
-            _say(speaker.reply([*beginning, {"role": "user", "content": message}], **drawn))
+            _say(answerer.reply([*beginning, {"role": "user", "content": message}], **drawn))
             return
         print("Ctrl-D or /exit ends, /reset forgets what was said")
         said = list(beginning)
@@ -190,11 +216,11 @@ def talk(
                 said = list(beginning)
             elif line:
                 said.append({"role": "user", "content": line})
-                answer = speaker.reply(said, **drawn)
+                answer = answerer.reply(said, **drawn)
                 said.append({"role": "assistant", "content": answer})
                 _say(answer)
     finally:
-        speaker.source.close()
+        answerer.source.close()
 
 
 def _say(text: str) -> None:
@@ -210,26 +236,35 @@ def _line() -> str | None:
         return None
 
 
-def _speaker(path: Path, which: str, trust: bool) -> Any:
-    """A trainer that can reply: of a run, or around the model in a folder."""
+def speaker(given: str, which: str, trust: bool) -> Any:
+    """A trainer that can reply: of a run, or around the model in a folder or of the hub."""
+    path = Path(given)
     if (path / "run.json").exists():
         if task_of(path) != "language":
             raise ConfigError(f"{path}: the task {task_of(path)} has nobody to talk to")
         return trained(path, which, judged=False, trust=trust)[0]
+    config: Any = TASKS["language"].settings()
+    settings = config(**_model_in(given))
+    return TASKS["language"].front_door()(args=settings, reward_funcs=_nothing, train_dataset=[{"prompt": "?"}])
+
+
+def _model_in(name: str) -> dict[str, Any]:
+    """The settings that name a model: one of the hub, or in a folder, where an adapter names its base."""
+    path = Path(name)
+    if hub.is_id(name):
+        return {"model": name}
     adapter = path / "adapter_config.json"
     if not adapter.exists() and not (path / "config.json").exists():
         raise ConfigError(f"{path} is no run folder, nor a model's folder that save_model wrote")
-    given: dict[str, Any] = {"model": str(path)}
-    if adapter.exists():
-        try:
-            base = read_json(adapter).get("base_model_name_or_path")
-        except FolderError as error:
-            raise ConfigError(str(error)) from None
-        if not isinstance(base, str):
-            raise ConfigError(f"{adapter} names no base model (base_model_name_or_path); save the adapter again")
-        given = {"model": base, "adapter": str(path)}
-    config: Any = TASKS["language"].settings()
-    return TASKS["language"].front_door()(args=config(**given), reward_funcs=_nothing, train_dataset=[{"prompt": "?"}])
+    if not adapter.exists():
+        return {"model": str(path)}
+    try:
+        base = read_json(adapter).get("base_model_name_or_path")
+    except FolderError as error:
+        raise ConfigError(str(error)) from None
+    if not isinstance(base, str):
+        raise ConfigError(f"{adapter} names no base model (base_model_name_or_path); save the adapter again")
+    return {"model": base, "adapter": str(path)}
 
 
 def _nothing(completion: str) -> float:

@@ -7,12 +7,7 @@ Letters: B observations, F numbers of the network.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +20,23 @@ from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import LIMIT, Scaling
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
+from grpo.envs.onnx import ROWS, export_onnx, paths_of
 from grpo.envs.spaces import leaf, stack
-from grpo.run.files import write_atomic
 
-_ROWS = 32
-"""Observations on which the file must agree with the module."""
-_RTOL, _ATOL = 1e-4, 1e-5
+__all__ = ["Greedy", "export_onnx", "export_policy"]
 
 
-def export_policy(policy: ActorPolicy, scaling: Scaling, space: gym.Space[Any], path: Path) -> Path:
+def export_policy(
+    policy: ActorPolicy, scaling: Scaling, space: gym.Space[Any], path: Path, action_repeat: int = 1
+) -> Path:
     """The greedy policy, scaling included, checked on observations of this space."""
     mean, std = scaling.tree()
     greedy = Greedy(policy.network, policy.head, mean, std, LIMIT, policy.columns.size)
     space = copy.deepcopy(space)
     space.seed(0)
-    example = policy.tensors(stack([space.sample() for _ in range(_ROWS)], space))
-    return export_onnx(greedy, example, path, policy.begin(_ROWS))
+    example = policy.tensors(stack([space.sample() for _ in range(ROWS)], space))
+    about = {"chunk": policy.columns.size, "action_repeat": action_repeat}
+    return export_onnx(greedy, example, path, policy.begin(ROWS), about)
 
 
 class Greedy(nn.Module):
@@ -62,7 +58,7 @@ class Greedy(nn.Module):
     ) -> None:
         super().__init__()
         self.network, self.head, self._clip, self._chunk = network, head, clip, chunk
-        self._paths = [] if mean is None else _paths(mean)
+        self._paths = [] if mean is None else paths_of(mean)
         for at, path in enumerate(self._paths):
             self.register_buffer(f"mean_{at}", torch.tensor(np.asarray(leaf(mean, path)), dtype=torch.float32))
             self.register_buffer(f"std_{at}", torch.tensor(np.asarray(leaf(std, path)), dtype=torch.float32))
@@ -92,100 +88,6 @@ class Greedy(nn.Module):
         return scaled if self._clip is None else scaled.clamp(-self._clip, self._clip)
 
 
-class _ByLeaf(nn.Module):
-    """A module that takes a tree, called with the tree's leaves and then its other inputs: ONNX knows no dicts."""
-
-    def __init__(self, module: nn.Module, paths: list[tuple[str, ...]]) -> None:
-        super().__init__()
-        self.module, self._paths = module, paths
-
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        count = len(self._paths)
-        tree: Tree = inputs[0] if self._paths == [()] else {}
-        for path, tensor in zip(self._paths, inputs[:count], strict=True):
-            at = tree
-            for key in path[:-1]:
-                at = at.setdefault(key, {})
-            if path:
-                at[path[-1]] = tensor
-        return self.module(tree, *inputs[count:])
-
-
-@torch.no_grad()
-def export_onnx(policy_module: nn.Module, example: Tree, path: str | Path, hidden: Tensor | None = None) -> Path:
-    """Write a module like `Greedy` for batches of any size; `example` (and `hidden`) are two rows of what it takes.
-
-    Inputs are named after the observation's keys ("observation" where it has none), and "hidden"; outputs "action",
-    "out", and "next_hidden".
-    """
-    try:
-        onnxruntime = [importlib.import_module(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
-    except ImportError as error:
-        raise ImportError(f"exporting a policy needs {error.name}: pip install 'anygrpo[export]'") from error
-    paths = _paths(example)
-    memory = [] if hidden is None else [("hidden", hidden)]
-    named = [("/".join(keys) or "observation", leaf(example, keys)) for keys in paths] + memory
-    names, inputs = [name for name, _ in named], tuple(torch.as_tensor(value).cpu() for _, value in named)
-    outputs = ["action", "out"] + [f"next_{name}" for name, _ in memory]
-    module = _ByLeaf(copy.deepcopy(policy_module), paths).cpu().eval()
-    batch = {0: torch.export.Dim("batch")}
-    with _quiet():
-        program = torch.onnx.export(
-            module,
-            inputs,
-            input_names=names,
-            output_names=outputs,
-            dynamic_shapes=((batch,) * len(inputs),),
-            dynamo=True,
-            verbose=False,
-        )
-    content = program.model_proto.SerializeToString()  # type: ignore[union-attr]
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    rows = _random_like(inputs)
-    found = session.run(outputs, {name: row.numpy() for name, row in zip(names, rows, strict=True)})
-    for name, mine, theirs in zip(outputs, module(*rows), found, strict=True):
-        if not np.allclose(mine.numpy(), theirs, rtol=_RTOL, atol=_ATOL):
-            gap = np.abs(mine.numpy() - theirs).max()
-            raise RuntimeError(f"{path} is not written: onnxruntime's {name} differs from the policy's by {gap:g}")
-    write_atomic(Path(path), lambda file: file.write(content))
-    return Path(path)
-
-
 def _one_decision(tree: Tree) -> Tree:
     """(B, …) as (B, 1, …): episodes of one decision."""
     return {key: _one_decision(part) for key, part in tree.items()} if isinstance(tree, dict) else tree[:, None]
-
-
-def _paths(tree: Tree, ahead: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Where the leaves of a tree are."""
-    if not isinstance(tree, dict):
-        return [ahead]
-    return [path for key, part in tree.items() for path in _paths(part, (*ahead, key))]
-
-
-def _random_like(leaves: tuple[Tensor, ...]) -> list[Tensor]:
-    """Random floats and pixels; other whole numbers are codes, so they are drawn from those of the example."""
-    generator, rows = torch.Generator().manual_seed(0), []
-    for tensor in leaves:
-        shape = (_ROWS, *tensor.shape[1:])
-        if tensor.is_floating_point():
-            rows.append(torch.randn(shape, generator=generator, dtype=tensor.dtype))
-        elif tensor.dtype == torch.uint8:
-            rows.append(torch.randint(256, shape, generator=generator, dtype=torch.uint8))
-        else:
-            rows.append(tensor[torch.randint(len(tensor), (_ROWS,), generator=generator)])
-    return rows
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on torchvision and on itself; errors still come through."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

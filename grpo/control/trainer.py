@@ -22,6 +22,7 @@ from torch import nn
 
 from grpo.config import ConfigError
 from grpo.control import tutorial
+from grpo.control.acting import Players
 from grpo.control.chunks import ChunkColumns
 from grpo.control.config import ControlConfig
 from grpo.control.evaluate import MOST_ENVS, watch
@@ -32,7 +33,7 @@ from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.control.source import ControlSource
 from grpo.envs.copies import EnvCopies
-from grpo.envs.evaluate import Evaluation
+from grpo.envs.evaluate import EnvPlayer, Evaluation
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.heads import make_head
 from grpo.envs.make import EnvFactory, limited, make_fleet
@@ -179,6 +180,11 @@ class GRPOTrainer(RunTrainer):
         with self._aside():
             return _tell(shown, policy, scaling, EpisodeRules(self.config.action_repeat), episodes, render, video)
 
+    def player(self) -> EnvPlayer:
+        """The policy for episodes that somebody else plays."""
+        policy, scaling, rules = self.source.policy, self.source.scaling, EpisodeRules(self.config.action_repeat)
+        return EnvPlayer(self.source.fleet.observation_space, partial(Players, policy, scaling, rules))
+
     def watch(self, episodes: int = 3, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes on independent starts, in a window or a video; their returns."""
         with self._aside():
@@ -206,7 +212,8 @@ class GRPOTrainer(RunTrainer):
 
     def export(self, path: str | Path) -> Path:
         """The greedy policy as an ONNX file, checked against this one."""
-        return export_policy(self.source.policy, self.source.scaling, self.source.fleet.observation_space, Path(path))
+        space, repeat = self.source.fleet.observation_space, self.config.action_repeat
+        return export_policy(self.source.policy, self.source.scaling, space, Path(path), repeat)
 
 
 def test(

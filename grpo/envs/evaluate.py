@@ -5,15 +5,18 @@ Letters: E episodes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from grpo.envs.fleet import EnvError
+from grpo.envs.fleet import EnvError, Tree
 from grpo.envs.make import EnvFactory
 from grpo.envs.serial import name_of
+from grpo.envs.spaces import as_rows
+from grpo.protocols import Playing
 from grpo.statistics import bootstrap, wilson
 
 
@@ -65,6 +68,23 @@ def _row(name: str, value_E: np.ndarray) -> dict[str, Any]:
         "max": float(value_E.max()),
         "episodes": len(value_E),
     }
+
+
+@dataclass(frozen=True)
+class EnvPlayer:
+    """A policy as somebody asks it who plays the environment himself: see `grpo.protocols.Player`."""
+
+    space: gym.Space[Any]
+    make: Callable[[int, int], Playing]
+    """The policy in so many episodes, with a seed."""
+
+    def rows(self, observation: Any) -> tuple[Tree, bool]:
+        """One observation or several, a row each, and whether it was one."""
+        return as_rows(observation, self.space)
+
+    def players(self, rows: int, seed: int) -> Playing:
+        """The policy in so many episodes."""
+        return self.make(rows, seed)
 
 
 def rendered(env: EnvFactory | gym.Env[Any, Any], mode: str | None) -> gym.Env[Any, Any]:

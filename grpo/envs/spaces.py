@@ -118,6 +118,21 @@ def stack(observations: Sequence[Any], space: Space) -> Tree:
         raise EnvError(f"observations of shape {shapes} do not fit the observation space {space}") from error
 
 
+def as_rows(observation: Any, space: Space) -> tuple[Tree, bool]:
+    """One observation, or several that stand in arrays already, as a tree with a row each; and whether it was one."""
+    if not isinstance(space, _LEAVES):
+        at = int if isinstance(observation, tuple) else str
+        parts = {key: as_rows(observation[at(key)], part) for key, part in _parts(space)}
+        return {key: tree for key, (tree, _) in parts.items()}, all(single for _, single in parts.values())
+    shape, given = _shape(space), np.asarray(observation)
+    if given.shape == shape:
+        return given.astype(space.dtype)[None], True
+    if given.shape[1:] != shape or given.ndim != len(shape) + 1:
+        expected = f"expected {shape}, or (rows, …) of that"
+        raise EnvError(f"an observation of shape {given.shape} does not fit the observation space {space}; {expected}")
+    return given.astype(space.dtype), False
+
+
 def zeros(space: Space, count: int) -> Tree:
     """`count` empty observations."""
     if isinstance(space, _LEAVES):

@@ -37,6 +37,7 @@ from grpo.language.source import PREFLIGHT, LanguageSource
 from grpo.language.tasks import TASKS
 from grpo.protocols import Ranks, State
 from grpo.report import StepReport
+from grpo.run import hub
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
 from grpo.run.progress import printable
@@ -275,6 +276,13 @@ class GRPOTrainer(RunTrainer):
         drawn = replace(self.config.sampling, **sampling)
         return self.source.sample([prompt], 1, drawn, [seed])[0].text
 
+    def generate(self, prompts: Sequence[str | Sequence[Message]], count: int = 1, **sampling: Any) -> list[list[str]]:
+        """So many answers to each prompt, as the settings sample, or otherwise: temperature, top_p, max_tokens …"""
+        rows = [self.source.prompts.prompt(prompt if isinstance(prompt, str) else list(prompt)) for prompt in prompts]
+        seeds = [mixed(self.config.seed, EVALUATION, number) for number in range(len(rows) * count)]
+        made = self.source.sample(rows, count, replace(self.config.sampling, **sampling), seeds)
+        return [[sample.text for sample in made[at : at + count]] for at in range(0, len(made), count)]
+
     def save_model(self, output_dir: str | Path | None = None, merge: bool = False) -> Path:
         """A folder that `AutoModelForCausalLM.from_pretrained` loads (or PEFT, unless merged), with its card."""
         if self.config.shard == "weights" and self.ranks.size > 1:
@@ -301,7 +309,7 @@ class GRPOTrainer(RunTrainer):
         if self.ranks.chief and not path.exists():
             raise ConfigError(f"{path}: the model was not written, so that it cannot be uploaded; see events.jsonl")
         repo = self.config.hub_model_id or self.name or self.config.run.name or self.run_name
-        return output.push(path, repo, self.config.hub_private) if self.ranks.chief else str(repo)
+        return hub.push(path, repo, self.config.hub_private) if self.ranks.chief else str(repo)
 
     def _measured(self) -> Mapping[str, float | None]:
         """Metrics of the step whose weights these are (the best one's, say), evaluations too."""

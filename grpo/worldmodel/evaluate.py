@@ -96,16 +96,21 @@ class Players:
         self._random = np.random.default_rng(seed)
 
     @torch.no_grad()
-    def decide(self, observation: Any) -> np.ndarray:
-        """Actions for what all of them see."""
+    def decide(self, observation: Any, greedy: bool | None = None) -> np.ndarray:
+        """Actions for what all of them see; `greedy` of this decision alone, where it is given."""
+        likeliest = self._greedy if greedy is None else greedy
         self._eyes.look(observation, self._code_LA, self._first_L, self._noise)
         self._first_L = np.zeros_like(self._first_L)
         out = self._policy.network(self._eyes.latent.flat).float().cpu().numpy()
         head = self._policy.head
-        recorded = head.mode(out) if self._greedy else head.sample(out, self._random)[0]
+        recorded = head.mode(out) if likeliest else head.sample(out, self._random)[0]
         self._code_LA = self._policy.actions.code(torch.from_numpy(np.asarray(recorded))).to(self._policy.device)
         action: np.ndarray = head.to_env(recorded)
         return action
+
+    def forget(self, first_L: np.ndarray) -> None:
+        """Where True, another episode begins."""
+        self._first_L = self._first_L | first_L
 
 
 # --- one episode at a time, to look at ------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from grpo.run.inside import write_inside
 from grpo.seeding import derive
 from grpo.worldmodel.collector import Collector
 from grpo.worldmodel.config import WorldModelConfig
-from grpo.worldmodel.evaluate import judge, watch
+from grpo.worldmodel.evaluate import Players, judge, watch
 from grpo.worldmodel.imagine import Futures, Imagination, Imagined, RewardFn, own_rewards
 from grpo.worldmodel.model.learner import Learner, ModelDiverged, choose
 from grpo.worldmodel.model.rssm import Latent
@@ -252,6 +252,11 @@ class WorldModelSource:
         self._begin()
         chosen = self.config.seed if seed is None else seed
         return judge(self.copies, self.view, self.model, self.policy, episodes, greedy, chosen)
+
+    def players(self, rows: int, seed: int) -> Players:
+        """The agent in so many episodes that somebody else plays."""
+        self._begin()
+        return Players(self.view, self.model, self.policy, rows, True, seed)
 
     def watch(self, episodes: int, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes in a window or a film; their returns."""

@@ -17,7 +17,7 @@ import torch
 from grpo.config import ConfigError
 from grpo.envs.action_repeat import ActionRepeatFactory
 from grpo.envs.copies import EnvCopies
-from grpo.envs.evaluate import Evaluation
+from grpo.envs.evaluate import EnvPlayer, Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.envs.heads import Gaussian, Head, make_head
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
@@ -30,6 +30,7 @@ from grpo.run.functions import function_of
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.together import here
 from grpo.worldmodel.config import WorldModelConfig
+from grpo.worldmodel.export import export_agent
 from grpo.worldmodel.imagine import RewardFn
 from grpo.worldmodel.model.adapters import adapt
 from grpo.worldmodel.model.compiled import wanted
@@ -98,9 +99,17 @@ class GRPOTrainer(RunTrainer):
         """Whole episodes on starts that training never uses."""
         return self.source.judge(episodes, greedy, seed)
 
+    def player(self) -> EnvPlayer:
+        """The policy for episodes that somebody else plays."""
+        return EnvPlayer(self.source.collector.fleet.observation_space, self.source.players)
+
     def watch(self, episodes: int = 3, render: bool = False, video: str | Path | None = None) -> list[float]:
         """Greedy episodes on independent starts, in a window or a video; their returns."""
         return self.source.watch(episodes, render, video)
+
+    def export(self, path: str | Path) -> Path:
+        """The greedy agent as an ONNX file, checked against this one; see `grpo.worldmodel.export.Agent`."""
+        return export_agent(self.source.model, self.source.policy, self.source.view, Path(path))
 
 
 def make_trainer(config: WorldModelConfig) -> GRPOTrainer:

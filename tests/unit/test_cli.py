@@ -370,6 +370,20 @@ def test_a_data_file_a_reward_and_a_model_are_a_run(spoken, monkeypatch, capsys)
     assert (Path("runs/s/model") / "config.json").exists()
 
 
+def test_a_model_without_a_run_is_judged_and_asked(spoken, monkeypatch, capsys):
+    monkeypatch.chdir(spoken)
+    words = ["eval", "runs/s/model", "--dataset", "sums.jsonl", "--limit", "3"]
+    assert main([*words, "--reward", "judges.py:digits"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("runs/s/model, 3 held-out prompts") and "rewards/digits" in out
+    assert "say what to ask it with --dataset" in refused(capsys, "eval", "runs/s/model")
+    model = grpo.load("runs/s")
+    answer = model.generate("1 + 1 =", temperature=0.0)
+    assert answer == grpo.load("runs/s/model").generate("1 + 1 =", temperature=0.0, max_new_tokens=6)
+    assert model.generate(["1 + 1 =", "2 + 2 ="], count=2)[1:] and len(model.generate("2 + 2 =", count=3)) == 3
+    assert (model.save("again") / "config.json").exists() and model.tokenizer.vocab_size > 1
+
+
 def test_held_out_prompts_are_judged(spoken, monkeypatch, capsys):
     monkeypatch.chdir(spoken)
     assert main(["eval", "runs/s", "--dataset", "sums.jsonl", "--samples", "4", "--limit", "3", "--json"]) == 0

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.model.adapters import is_adapted, merged
 from grpo.language.model.reference import NAME
@@ -112,22 +111,3 @@ def _card(
         rows = [f"| {metric} | {value:.4g} |" for metric, value in told.items()]
         lines += ["", f"Measured at step {step}:", "", "| metric | value |", "|---|---|", *rows]
     return "\n".join([*lines, ""])
-
-
-def push(path: Path, repo: str, private: bool) -> str:
-    """Upload the folder; returns where it is."""
-    try:
-        from huggingface_hub import HfApi
-    except ModuleNotFoundError:
-        raise ConfigError("push_to_hub needs huggingface_hub: pip install 'anygrpo[language]'") from None
-    hub = HfApi()
-    try:
-        made = hub.create_repo(repo, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=made.repo_id, folder_path=str(path), commit_message="Model trained with anygrpo")
-    except Exception as error:  # whatever the network and the hub may say: the model itself is safe on disk
-        reason = " ".join(str(error).split())[:300]
-        raise ConfigError(
-            f"{path} was written, and could not be uploaded to {repo}: {reason}; log in with `hf auth login` and "
-            "upload the folder"
-        ) from None
-    return str(made)

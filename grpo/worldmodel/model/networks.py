@@ -87,7 +87,7 @@ class BlockLinear(nn.Module):
 
 def in_blocks(x_NI: Tensor, blocks: int) -> Tensor:
     """(N, K·I) as (K, N, I)."""
-    return x_NI.reshape(len(x_NI), blocks, -1).transpose(0, 1)
+    return x_NI.reshape(x_NI.shape[0], blocks, -1).transpose(0, 1)
 
 
 def joined(x_KNO: Tensor) -> Tensor:

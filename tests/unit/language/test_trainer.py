@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 import grpo.language
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer, vInference
-from grpo.language.model import output
 from grpo.language.model.optimizer import RoundedAdamW
 from grpo.language.model.reference import AdapterOff, FrozenAdapter, FrozenCopy
 from grpo.language.scoring import policy
-from grpo.run import checkpoint
+from grpo.run import checkpoint, hub
 from grpo.run.folder import RunFolder
 from tests.unit.language.functions import (
     brevity,
@@ -547,7 +546,7 @@ def test_the_model_goes_beside_the_run_and_its_card_tells_that_step(folder, tmp_
 def test_a_run_that_was_killed_leaves_the_model_and_card_of_one_that_was_not(folder, tmp_path, monkeypatch):
     """Under the same name, which it would be uploaded under, and so does an export; the clock may say what it likes."""
     uploads = []
-    monkeypatch.setattr(output, "push", lambda path, repo, private: uploads.append(repo) or repo)
+    monkeypatch.setattr(hub, "push", lambda path, repo, private: uploads.append(repo) or repo)
 
     class Killed(BaseException): ...
 

@@ -1,0 +1,65 @@
+"""The Hugging Face hub: folders that are uploaded, and what is fetched back."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from grpo.config import ConfigError
+
+_ID = re.compile(r"[\w.-]+/[\w.-]+")
+MARK = "run.json"
+"""What a policy's folder has, and a language model's has not."""
+
+
+def is_id(text: str) -> bool:
+    """Whether this may be owner/name, and is no path that is here."""
+    return bool(_ID.fullmatch(text)) and not Path(text).exists()
+
+
+def push(path: Path, repo: str, private: bool, what: str = "Model") -> str:
+    """Upload the folder; returns where it is."""
+    hub = _hub("push_to_hub")
+    try:
+        made = hub.create_repo(repo, private=private, exist_ok=True)
+        hub.upload_folder(repo_id=made.repo_id, folder_path=str(path), commit_message=f"{what} trained with anygrpo")
+    except Exception as error:  # whatever the network and the hub may say: what was trained is safe on disk
+        raise ConfigError(
+            f"{path} was written, and could not be uploaded to {repo}: {_reason(error)}; log in with `hf auth login` "
+            "and upload the folder"
+        ) from None
+    return str(made)
+
+
+def policy(repo: str) -> Path | None:
+    """The folder of a policy that was pushed, fetched or from the cache; None: it holds something else, a model say."""
+    hub = _hub(f"loading {repo}")
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        hub.hf_hub_download(repo, MARK)
+        return Path(hub.snapshot_download(repo))
+    except Exception as error:
+        offline = isinstance(error, LocalEntryNotFoundError)
+        if isinstance(error, EntryNotFoundError) and not offline:
+            return None
+        if offline and isinstance(try_to_load_from_cache(repo, "config.json"), str):
+            return None
+        raise ConfigError(
+            f"{repo} is no folder here, and could not be fetched from the hub: {_reason(error)}; check the name, "
+            "the network, and `hf auth login` if it is private"
+        ) from None
+
+
+def _hub(why: str) -> Any:
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError:
+        raise ConfigError(f"{why} needs huggingface_hub: pip install huggingface_hub") from None
+    return HfApi()
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
