@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from grpo.core.arrays import Array
-from grpo.protocols import CollectRequest, Part, Phase, Player, Ranks
+from grpo.protocols import CollectRequest, Evaluated, Part, Phase, Player, PreflightFinding, Ranks
 from grpo.rollouts import Rollouts, Taught
 
 # --- of a source: what a person sees of it ----------------------------------------------------------------------------
@@ -253,17 +253,6 @@ class ChecksData(Protocol):
 # --- of a trainer -----------------------------------------------------------------------------------------------------
 
 
-class PreflightFinding(Protocol):
-    """One line of a pre-flight: note, warning or problem, what was found, and what to do about it."""
-
-    @property
-    def level(self) -> str: ...
-    @property
-    def what(self) -> str: ...
-    @property
-    def remedy(self) -> str: ...
-
-
 @runtime_checkable
 class Preflights(Protocol):
     """Looks over a planned run before it costs anything.
@@ -277,16 +266,6 @@ class Preflights(Protocol):
     """
 
     def preflight(self) -> Sequence[PreflightFinding]: ...
-
-
-class Evaluated(Protocol):
-    """What an evaluation found: rows of mean and interval, how many tries failed, and why the first one did."""
-
-    @property
-    def failed(self) -> int: ...
-    @property
-    def why(self) -> str: ...
-    def table(self) -> list[dict[str, Any]]: ...
 
 
 @runtime_checkable
@@ -343,20 +322,6 @@ class Plays(Protocol):
     """
 
     def player(self) -> Player: ...
-
-
-@runtime_checkable
-class Generates(Protocol):
-    """Answers prompts, several times each.
-
-    >>> class Trainer:
-    ...     def generate(self, prompts, count=1, **sampling):
-    ...         return [["4"] * count for _ in prompts]
-    >>> isinstance(Trainer(), Generates)
-    True
-    """
-
-    def generate(self, prompts: Sequence[Any], count: int, **sampling: Any) -> list[list[str]]: ...
 
 
 @runtime_checkable

@@ -136,6 +136,7 @@ def _train_words(command: Command) -> None:
     )
     train.add_argument("--resume", metavar="FOLDER", help="go on with a run exactly where it stopped")
     train.add_argument("--trust", action="store_true", help=f"with --resume: {TRUST}")
+    train.add_argument("--overwrite", action="store_true", help="begin anew where --logdir holds a run, which goes")
     _settings_words(train)
     add_rank_flags(train)
     many.add_seed_flags(train)
@@ -234,6 +235,8 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         raise ValueError("--resume takes its settings from the run folder; leave the presets out")
     if many.meant(arguments):
         return many.run(arguments, rest)
+    if arguments.resume and arguments.overwrite:
+        raise ValueError("--resume goes on with a run, --overwrite begins anew; give one of them")
     if arguments.trust and not arguments.resume:
         raise ValueError("--trust is for --resume: what you name yourself runs without it; leave it out")
 
@@ -242,7 +245,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
         if arguments.resume:
             return resume(Path(arguments.resume), given_flags(arguments.set, rest), arguments.trust)
-        return start(_resolved(arguments, rest))
+        return start(_resolved(arguments, rest), arguments.overwrite)
 
     return _on_ranks(arguments, train, lambda: None if arguments.resume else _resolved(arguments, rest))
 

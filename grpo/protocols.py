@@ -367,3 +367,24 @@ class Player(Protocol):
     def players(self, rows: int, seed: int) -> Playing:
         """The policy in so many episodes."""
         ...
+
+
+class PreflightFinding(Protocol):
+    """One line of a pre-flight: note, warning or problem, what was found, and what to do about it."""
+
+    @property
+    def level(self) -> str: ...
+    @property
+    def what(self) -> str: ...
+    @property
+    def remedy(self) -> str: ...
+
+
+class Evaluated(Protocol):
+    """What an evaluation found: rows of mean and interval, how many tries failed, and why the first one did."""
+
+    @property
+    def failed(self) -> int: ...
+    @property
+    def why(self) -> str: ...
+    def table(self) -> list[dict[str, Any]]: ...

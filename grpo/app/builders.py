@@ -126,8 +126,8 @@ def configs() -> dict[str, Task]:
     return dict(TASKS)
 
 
-def start(resolved: Resolved) -> int:
-    """A new run; returns the exit code."""
+def start(resolved: Resolved, overwrite: bool = False) -> int:
+    """A new run, where need be in the place of another; returns the exit code."""
 
     def begin() -> Summary:
         TASKS[resolved.task].expect_whole(resolved.config)
@@ -135,6 +135,7 @@ def start(resolved: Resolved) -> int:
         expect_alike(resolved)
         config, how = resolved.config, _named(resolved)
         about: dict[str, Any] = {"name": resolved.name, "task": resolved.task, "seed": config.seed, "argv": sys.argv}
+        about["overwrite"] = overwrite
         document = _document(resolved, how)
         folder = door.shared(here(), lambda: door.create(how, document, **about))
         try:

@@ -19,7 +19,7 @@ import numpy as np
 from grpo.app.look import speaker, trained
 from grpo.app.onnx_policy import OnnxPlayer
 from grpo.app.policy_folder import write_policy
-from grpo.capabilities import EvaluatesEpisodes, Exports, Generates, Plays, SavesModel
+from grpo.capabilities import EvaluatesEpisodes, Exports, Plays, SavesModel
 from grpo.config import ConfigError
 from grpo.protocols import Player, Playing
 from grpo.run import hub
@@ -44,7 +44,7 @@ def load(path: str | Path, checkpoint: str = "best", *, trust: bool = False) -> 
     if not (place / hub.MARK).exists():
         return Model(speaker(str(place), checkpoint, trust), place)
     trainer, saved = trained(place, checkpoint, judged=False, trust=trust)
-    if isinstance(trainer, Generates):
+    if trainer.task == "language":
         return Model(trainer, place)
     if not isinstance(trainer, Plays):
         trainer.source.close()

@@ -146,6 +146,7 @@ class GRPOTrainer(RunTrainer):
     policy: LanguagePolicy
     config: LanguageConfig
     task, always_kept = "language", True
+    looked_at_with = ("view", "eval", "chat", "export")
 
     def __init__(
         self,

@@ -84,6 +84,13 @@ class RunConfig(Worded):
             return False
         return value <= self.stop_at if self.best_by.startswith("-") else value >= self.stop_at
 
+    def goal(self, metrics: Mapping[str, float | None]) -> str:
+        """In words what `reached` found: of a policy that is as good as asked for, or of steps that are used up."""
+        name = self.best_by.removeprefix("-")
+        if self.stop_at is not None and self.model_copy(update={"env_steps": None}).reached(metrics):
+            return f"solved: {name} reached {metrics[name]:.4g} (run.stop_at={self.stop_at:g})"
+        return f"{metrics.get('env_steps') or 0:.0f} environment steps are done (run.env_steps={self.env_steps})"
+
     def folder(self, name: str, task: str, seed: int, now: datetime) -> Path:
         """`logdir` with its words filled in."""
         words = {"name": name, "task": task, "seed": seed, "timestamp": now.strftime("%Y%m%d-%H%M%S")}

@@ -110,7 +110,8 @@ class RunFolder:
         try:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 what = "already holds a run" if (path / "run.json").exists() else "is there already and not empty"
-                raise FolderError(f"{path} {what}; resume it, or choose another folder")
+                ways = f" (grpo train --resume {path}, or begin anew with --overwrite)" if "holds" in what else ""
+                raise FolderError(f"{path} {what}; resume it, or choose another folder{ways}")
             for name in ("samples", "checkpoints"):
                 (made / name).mkdir(parents=True)
             write_atomic(made / "config.json", dumps(redactor.tree(_plain(config)), indent=2))

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.capabilities import Headlines, Timed
@@ -33,7 +33,7 @@ from grpo.run.films import SELDOM
 from grpo.run.folder import Elsewhere, RunFolder
 from grpo.run.lock import locked
 from grpo.run.output import standing
-from grpo.run.progress import SHOWN, Progress, make_progress
+from grpo.run.progress import SHOWN, Progress, ShowsPhases, make_progress
 from grpo.run.saving import Waited
 from grpo.run.session import Session
 from grpo.run.signals import StopSignals
@@ -77,8 +77,10 @@ class Options:
     """Gives further metrics for a step; never moves the training's randomness."""
     evaluate_every: int | None = None
     """Steps between two evaluations."""
-    stop: Callable[[StepReport], bool] | None = None
-    """Ends the run, with a checkpoint, once it returns True."""
+    stop: Callable[[StepReport], bool | str] | None = None
+    """Ends the run, with a checkpoint, once it returns True, or why in words."""
+    after: Sequence[str] = ()
+    """Commands that make something of the folder, which the end names."""
     failure_budget: float = 0.01
     """Share of samples that may fail."""
     harmless: frozenset[str] = checkpoint.HARMLESS
@@ -143,7 +145,7 @@ def run(
         session.end(session.over(asked) or "done" if trainer.steps_done < steps else "done")
         session.save(last=True)
         session.close(how.curve)
-        summary = session.summary()
+        summary = replace(session.summary(), after=tuple(how.after))
         if folder is not None:
             shown.finish(summary)
         return summary
@@ -206,8 +208,8 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
             kept = report.step
         _thin(session, report.step, how)
         session.count_failures(report)
-        if how.stop is not None and how.stop(report):
-            session.end("stopped")
+        if how.stop is not None and (said := how.stop(report)):
+            session.end("stopped", said if isinstance(said, str) else "")
         planned = _due(report.step, every) or (due and judged_by_evaluation)  # only what was evaluated can be the best
         long = report.step < steps and waited.too_long(every - 1 if report.step == 1 else 0)
         if session.agree(asked, planned or long):
@@ -237,6 +239,8 @@ def _shown(
     closing.callback(shown.close)
     source = session.trainer.source
     shown.names = (*(source.headline if isinstance(source, Headlines) else ()), *SHOWN)
+    if isinstance(shown, ShowsPhases):
+        session.watch.told = shown.phase
     shown.start(None if folder is None else folder.path, session.trainer.steps_done, steps)
     return shown
 

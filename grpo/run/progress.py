@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 
 from grpo.run.config import ENDLESS
 from grpo.run.folder import Row
@@ -106,25 +107,38 @@ class Plain(Silent):
         print(printable(line), file=self._file or sys.stdout, flush=True)
 
 
+WORDS = {"warm_start": "warm start", "evaluate": "evaluating", "checkpoint": "saving"}
+"""What takes its time beside steps, in words."""
+
+
+@runtime_checkable
+class ShowsPhases(Protocol):
+    """Told, too, what takes its time beside steps."""
+
+    def phase(self, name: str) -> None: ...
+
+
 class Live:
-    """A bar with step, reward, KL, speed and time left, and a table at the end."""
+    """One line that fits: step, bar, headline number, time left, what else there is room for; a table at the end."""
 
     names: Sequence[str] = SHOWN
 
     def __init__(self, console: Any) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress, ProgressColumn, TextColumn
+        from rich.text import Text
 
-        self._console = console
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.description}", markup=False),
-            TextColumn("{task.fields[speed]}", markup=False),
-            TimeRemainingColumn(),
-            console=console,
-            refresh_per_second=4,
-        )
+        class Fitted(ProgressColumn):
+            """The line as wide as the terminal is."""
+
+            def render(_, task: Any) -> Any:
+                """Of the last step, or of what is going on."""
+                left = None if task.time_remaining is None else float(task.time_remaining)
+                return Text(self.line(console.width, left), no_wrap=True, overflow="ellipsis")
+
+        self._console, self._steps, self._phase = console, 0, ""
+        self._row: Row = {}
+        columns = [Fitted()] if console.is_terminal else [TextColumn("{task.description}", markup=False)]
+        self._bar = Progress(*columns, console=console, refresh_per_second=4)
         self._task: Any = None
 
     def start(self, path: Path | None, done: int, steps: int) -> None:
@@ -133,13 +147,42 @@ class Live:
 
         if path is not None:
             self._console.print(Text(printable(path)))
+        self._steps, self._row = steps, {"step": done}
         self._bar.start()
-        self._task = self._bar.add_task("", total=steps if steps < ENDLESS else None, completed=done, speed="")
+        self._task = self._bar.add_task("", total=steps if steps < ENDLESS else None, completed=done)
+
+    def phase(self, name: str) -> None:
+        """What goes on now; empty: nothing in particular."""
+        self._phase = WORDS.get(name, "")
 
     def step(self, row: Row, seconds: float) -> None:
         """Move the bar."""
-        text = printable(" ".join(_pairs(row, self.names)))
-        self._bar.update(self._task, completed=row["step"], description=text, speed=f"{1 / max(seconds, 1e-9):.3g}/s")
+        self._row = dict(row)
+        self._bar.update(self._task, completed=row["step"], description=self.line(self._console.width, None))
+
+    def line(self, width: int, left: float | None) -> str:
+        """What there is to say, the most important first, in at most `width` columns."""
+        step, endless = self._row.get("step", 0), self._steps >= ENDLESS
+        first, *rest = self._numbers() or ["first step …"]
+        bar, wide = "", 20 if width >= 80 else 8
+        if not endless:
+            full = round(wide * min(step / max(self._steps, 1), 1.0))
+            bar = "━" * full + "─" * (wide - full)
+        going = [self._phase] if self._phase else []
+        time = [f"{int(left) // 3600}:{int(left) // 60 % 60:02d}:{int(left) % 60:02d} left"] if left is not None else []
+        parts = [f"step {step}" if endless else f"step {step}/{self._steps}", bar, first, *time]
+        line = "  ".join(part for part in parts if part)
+        for part in [*going, *rest]:
+            if len(line) + 2 + len(part) > width - 1:
+                break
+            line = f"{line}  {part}"
+        return line
+
+    def _numbers(self) -> list[str]:
+        """Metrics of the last step; a reward that is the return is told once."""
+        names = [name for name in self.names if name != "reward" or self._row.get("return") != self._row.get("reward")]
+        judged = [name for name in names if name.startswith("eval/")]
+        return [printable(pair) for pair in _pairs(self._row, [*names[:1], *judged, *names])]
 
     def finish(self, summary: Summary) -> None:
         """The table."""
@@ -157,19 +200,36 @@ class Live:
         self._bar.stop()
 
 
+AFTER = {
+    "view": "look at curves and groups in the browser",
+    "eval": "try it on fresh starts or held-out prompts",
+    "chat": "talk to it",
+    "export": "write it for other programs",
+}
+"""What commands make of a run's folder."""
+
+
 def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[str, str]]:
-    """What is worth knowing at the end, and where the results are."""
-    rows = [("ended", summary.reason), *([("why", summary.why)] if summary.why else [])]
+    """What happened, what is worth knowing of it, where the results are, and what to do with them."""
+    rows = [("ended", summary.outcome), *([("why", summary.why)] if summary.why else [])]
+    rows += [("warning" if note.startswith("nothing was learned") else "note", note) for note in summary.notes]
     rows += [("steps", str(summary.step)), ("seconds", f"{summary.seconds:.1f}")]
     rows += [("time", in_words(summary.time_split))] if summary.time_split else []
     rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics, names)]  # type: ignore[misc]
-    rows += [(f"event {name}", str(count)) for name, count in sorted(summary.events.items())]
     rows.append(("checkpoint", str(summary.checkpoint.name) if summary.checkpoint else "none"))
     if summary.folder is None:
         return rows
     files = {"curve": summary.folder / "curve.png", "video": summary.folder / "video.mp4"}
     rows += [(name, str(path)) for name, path in files.items() if path.exists()]
+    place = shlex.quote(_near(summary.folder))
+    rows += [("next", f"grpo {command} {place}   {AFTER[command]}") for command in summary.after]
     return [*rows, ("results", str(summary.folder))]
+
+
+def _near(path: Path) -> str:
+    """The path as one would type it from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
 
 def _pairs(row: Row, names: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -292,6 +292,10 @@ class Session(Stepping):
 
     def close(self, curve: bool) -> None:
         """The trackers' last row, the curve, and what the source makes of the policy."""
+        name = self.best_by.removeprefix("-")
+        if self.keep_best and self._latest and name not in self._latest:
+            missing = f"no step has reported {name} (run.best_by), so that no checkpoint is the best"
+            self.folder.event(self.trainer.steps_done, "best_by_missing", missing)
         super().close(curve)
         if curve:
             self.draw()
@@ -311,7 +315,17 @@ class Session(Stepping):
             time.perf_counter() - self._began,
             self._time_split(),
             self.why or self.saving.why,
+            (*self.untaught(), *self._told()),
         )
+
+    def _told(self) -> list[str]:
+        """The first message of each kind of event of this process, but for what the end tells anyway."""
+        first: dict[str, str] = {}
+        with suppress(FolderError, *UNFIT):
+            for event in self.folder.events():
+                if event["step"] >= self._first and event["event"] in self.folder.counts:
+                    first.setdefault(event["event"], str(event["message"]))
+        return [said if (n := self.folder.counts[name]) == 1 else f"{said} ({n} times)" for name, said in first.items()]
 
     def _time_split(self) -> dict[str, float]:
         """Of this process's steps; nothing where timing.jsonl holds a line that is not ours."""
@@ -325,8 +339,6 @@ class Session(Stepping):
         if not self.keep_best:
             return None
         name = self.best_by.removeprefix("-")
-        if name not in self._latest:
-            self.folder.event(step, "best_by_missing", f"no step has reported {name!r} yet")
         value = self._row.get(name) if self._row.get("step") == step else None
         if value is None:
             return None

@@ -7,6 +7,7 @@ asked for ─► RunConfig ─► folder? new: config.json, run.json · there: r
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -23,6 +24,7 @@ from grpo.run import open_trackers
 from grpo.run.config import ENDLESS, RunConfig
 from grpo.run.dialect import run_config
 from grpo.run.folder import Elsewhere, RunFolder
+from grpo.run.lock import locked
 from grpo.run.loop import run
 from grpo.run.progress import Progress
 from grpo.run.stepping import Summary
@@ -70,11 +72,19 @@ def start(
         **how.plan() | {"trackers": (*how.trackers, *trackers)},
         progress=progress,
         evaluate=trainer.evaluation if how.evaluate_every else None,
-        stop=lambda report: any([stop(report), trainer.stops(report), how.reached(report)]),
+        stop=lambda report: _enough([stop(report), trainer.stops(report)], how, report),
+        after=trainer.looked_at_with,
     )
     if folder is None or summary.step <= steps:  # else it had done more already, and nothing was done now
         trainer.finish(summary.reason, summary.folder)
     return summary
+
+
+def _enough(asked: Sequence[bool], how: RunConfig, report: StepReport) -> str:
+    """Why a run ends with this step, in words; empty: it does not."""
+    if how.reached(report):
+        return how.goal(report)
+    return "stopped: a callback ended it" if any(asked) else ""
 
 
 def _expect_possible(trainer: GRPOTrainer, how: RunConfig) -> None:
@@ -83,17 +93,36 @@ def _expect_possible(trainer: GRPOTrainer, how: RunConfig) -> None:
 
 
 def create(
-    how: RunConfig, document: Mapping[str, Any], *, name: str, task: str, seed: int, argv: Sequence[str] = ()
+    how: RunConfig,
+    document: Mapping[str, Any],
+    *,
+    name: str,
+    task: str,
+    seed: int,
+    argv: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> RunFolder:
-    """The folder of a new run, before anything heavy is built: an unwritable place is found at once."""
+    """The folder of a new run, before anything heavy is built: an unwritable place is found at once.
+
+    overwrite: a run that is there goes first; what is no run is left alone.
+    """
     now = datetime.now().astimezone()
     path = how.folder(name, task, seed, now)
     if "{timestamp}" in how.logdir:  # two runs in one second
         taken, number = path, 2
         while path.exists():
             path, number = taken.with_name(f"{taken.name}-{number}"), number + 1
+    if overwrite:
+        clear(path)
     created = now.isoformat(timespec="seconds")
     return RunFolder.create(path, task=task, config=document, created=created, seed=seed, argv=argv)
+
+
+def clear(path: Path) -> None:
+    """Remove the run that is in a folder, unless it is going on."""
+    if (path / "run.json").exists():
+        with locked(path):
+            shutil.rmtree(path)
 
 
 def shared(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder | Elsewhere:
@@ -137,8 +166,11 @@ def train(
     callbacks: Sequence[Callable[[StepReport], Any]],
     progress: str | Progress | None,
     resume: bool | str | None,
+    overwrite: bool = False,
 ) -> list[StepReport]:
     """What `GRPOTrainer.train` does: see there."""
+    if overwrite and resume:
+        raise ValueError("overwrite begins anew, resume_from_checkpoint goes on; give one of them")
     for name in ("steps", "evaluate_every"):
         if asked.get(name, 1) < 1:
             raise ValueError(f"train() needs at least one step, and one between evaluations; got {name}={asked[name]}")
@@ -151,7 +183,7 @@ def train(
     place, resumed, document = None, False, None
     if kept or trainer.always_kept:
         document = _document(trainer, how)
-        place, resumed = _place(trainer, how, document, folder, resume)
+        place, resumed = _place(trainer, how, document, folder, resume, overwrite)
         if resumed:
             how = as_before(how, place)
             if how.name is None and (called := _called(place)) not in (None, trainer.run_name):
@@ -164,6 +196,9 @@ def train(
     finally:
         if place is not None and not resumed:
             discard_unbegun(place)
+    if resumed and not told.reports and summary.reason == "done" and trainer.ranks.chief:
+        has = f"{summary.folder} has done its {summary.step} steps already"
+        warnings.warn(f"{has}: nothing was trained; ask for more steps, or begin anew: overwrite=True", stacklevel=3)
     if summary.reason in ("failures", "unsaved"):
         where = "" if summary.folder is None else f"{summary.folder}: "
         ended = f"{where}the run ended ({summary.reason}) at step {summary.step}"
@@ -208,15 +243,20 @@ def _called(folder: RunFolder | Elsewhere) -> str | None:
 
 
 def _place(
-    trainer: GRPOTrainer, how: RunConfig, document: Mapping[str, Any], folder: Path | None, resume: bool | str | None
+    trainer: GRPOTrainer,
+    how: RunConfig,
+    document: Mapping[str, Any],
+    folder: Path | None,
+    resume: bool | str | None,
+    overwrite: bool,
 ) -> tuple[RunFolder | Elsewhere, bool]:
     """Where the run's results go, and whether it goes on there: the chief looks."""
     if trainer.ranks.size == 1:
-        return _looked_up(trainer, how, document, folder, resume)
+        return _looked_up(trainer, how, document, folder, resume, overwrite)
     found: list[tuple[RunFolder, bool]] = []
 
     def work() -> State:
-        found.append(_looked_up(trainer, how, document, folder, resume))
+        found.append(_looked_up(trainer, how, document, folder, resume, overwrite))
         place, resumed = found[0]
         return State({"path": str(place.path), "config": dict(place.config), "resumed": resumed}, {})
 
@@ -225,7 +265,12 @@ def _place(
 
 
 def _looked_up(
-    trainer: GRPOTrainer, how: RunConfig, document: Mapping[str, Any], folder: Path | None, resume: bool | str | None
+    trainer: GRPOTrainer,
+    how: RunConfig,
+    document: Mapping[str, Any],
+    folder: Path | None,
+    resume: bool | str | None,
+    overwrite: bool,
 ) -> tuple[RunFolder, bool]:
     if isinstance(resume, str):
         folder = Path(resume)
@@ -234,13 +279,16 @@ def _looked_up(
     if folder is not None:  # as it is: braces in a path of one's own mean nothing
         how = how.model_copy(update={"logdir": str(folder).replace("{", "{{").replace("}", "}}")})
     path = how.folder(name, trainer.task, seed, datetime.now().astimezone())
+    if overwrite:
+        clear(path)
     there = (path / "run.json").exists()
     if resume and not there:
         raise ConfigError(f"{path}: there is no run to resume; leave resume_from_checkpoint out, or name its folder")
     if there and not resume and folder is None and "{timestamp}" not in how.logdir:
         afresh = "give it a name of its own (model_name, run_name), or " if "{name}" in how.logdir else ""
         raise ConfigError(
-            f"{path} already holds a run: go on with it by train(resume_from_checkpoint=True); to begin another, "
+            f"{path} already holds a run: go on with it by train(resume_from_checkpoint=True), or "
+            "begin anew by train(overwrite=True); to keep it, "
             f"{afresh}choose another output_dir (save_directory)"
         )
     if there and (resume or folder is not None):

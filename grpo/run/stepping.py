@@ -21,6 +21,10 @@ from grpo.run.trackers import Trackers
 from grpo.seeding import seed_all
 from grpo.trainer import StepReport, Trainer
 
+NOTHING_LEARNED = (
+    "nothing was learned: in every group all tries got the same reward; look at some with grpo view, then make the "
+    "task easier at first, the groups larger, or the reward finer"
+)
 EXIT_CODES = {"done": 0, "stopped": 0, signals.PREEMPTED: 75, signals.INTERRUPTED: 130}
 """By reason; anything else is 1."""
 
@@ -43,6 +47,17 @@ class Summary:
     """Shares of this process's steps, by what they were spent on."""
     why: str = ""
     """More about the reason, where there is more to say."""
+    notes: tuple[str, ...] = ()
+    """What happened meanwhile and is worth knowing, the first of each kind."""
+    after: tuple[str, ...] = ()
+    """Commands that make something of the folder."""
+
+    @property
+    def outcome(self) -> str:
+        """The reason in one word, as a person would say it: a run that reached its goal was not stopped."""
+        if self.reason == "stopped" and self.why.startswith("solved"):
+            return "solved"
+        return "done" if self.reason == "stopped" and not self.why.startswith("stopped") and self.why else self.reason
 
     @property
     def exit_code(self) -> int:
@@ -55,13 +70,17 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self.told: Callable[[str], None] = lambda name: None
+        """Hears what begins, and an empty name when it has ended."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
+        self.told(name)
         try:
             yield
         finally:
+            self.told("")
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
 
     def take(self) -> dict[str, float]:
@@ -82,6 +101,8 @@ class Stepping:
         self.budget = FailureBudget(failure_budget)
         self.watch = Stopwatch()
         """Handed to the trainer as `phase`."""
+        self._taught = False
+        """Whether a group of this process's steps had a signal."""
         self._reason: str | None = None
         self._agreed: str | None = None
         self.why = ""
@@ -145,6 +166,8 @@ class Stepping:
         """Failed samples: an error on the first step, then counted against the budget."""
         failed, samples = report.metrics.get("failed") or 0.0, float(len(report.experience))
         self.budget.add(failed, report.metrics.get("samples") or samples)
+        alike = report.metrics.get("frac_reward_zero_std") == 1.0  # a baseline may teach even then
+        self._taught = self._taught or not alike or bool(report.metrics.get("grad_norm"))
         if not failed:
             return
         message = f"{failed:.0f} of {samples:.0f} samples failed{self._first_failure(report)}"
@@ -186,14 +209,20 @@ class Stepping:
         self._agreed = self._reason or next((told["asked"] for told in found if told["asked"] is not None), None)
         return bool(found[0]["save"])
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: str, why: str = "") -> None:
         """Why the loop ends; the first reason stands."""
-        self._reason = self._reason or reason
+        if self._reason is None:
+            self._reason, self.why = reason, why or self.why
 
     def summary(self) -> Summary:
         """How it ended."""
         seconds = time.perf_counter() - self._began
-        return Summary(self.reason or "done", self.trainer.steps_done, None, None, self._row, {}, seconds, why=self.why)
+        reason, steps = self.reason or "done", self.trainer.steps_done
+        return Summary(reason, steps, None, None, self._row, {}, seconds, why=self.why, notes=self.untaught())
+
+    def untaught(self) -> tuple[str, ...]:
+        """The warning that a run ends with whose groups never had a signal."""
+        return () if self._taught or not self._row else (NOTHING_LEARNED,)
 
     # --- what only a folder makes something of ----------------------------------------------------------------------
 

@@ -39,6 +39,9 @@ class GRPOTrainer(Trainer):
     always_kept: ClassVar[bool] = False
     """Whether a run has a folder, whoever asks for one."""
 
+    looked_at_with: ClassVar[tuple[str, ...]] = ("view",)
+    """Commands that make something of a run's folder, as its end names them."""
+
     name: str | None = None
     """What the run that is under way is called, where somebody said."""
     watched: bool = False
@@ -61,6 +64,7 @@ class GRPOTrainer(Trainer):
         progress: str | Progress | None = "auto",
         total_updates: int | None = None,
         resume_from_checkpoint: bool | str | None = None,
+        overwrite: bool = False,
     ) -> list[StepReport]:
         """Train; the reports of all steps (of the last 10,000) come back, the last with its arrays, the others with
         their metrics.
@@ -74,7 +78,7 @@ class GRPOTrainer(Trainer):
             there. A run that you have open at one of these is logged into without being named, and left open; None:
             no tracker at all.
         callbacks: get each report; one that returns False ends the training. progress: auto, live, plain, None.
-        resume_from_checkpoint: True: there must be a run to go on with; a path: in that folder.
+        resume_from_checkpoint: True: there must be a run; a path: in that folder. overwrite: a run there goes first.
         """
         from grpo.run.start import train  # here: only a run needs files, signals and locks
 
@@ -101,6 +105,7 @@ class GRPOTrainer(Trainer):
             callbacks=callbacks,
             progress=progress,
             resume=resume_from_checkpoint,
+            overwrite=overwrite,
         )
 
     # --- what a room may say about its runs -------------------------------------------------------------------------

@@ -3,10 +3,16 @@
 import io
 
 import pytest
+
+pytest.importorskip("gymnasium")
+
 from rich.console import Console
 
+from grpo.bandit import BanditConfig
+from grpo.bandit import make_trainer as make_bandit
+from grpo.control import GRPOTrainer as ControlTrainer
 from grpo.run.plot import draw
-from grpo.run.progress import Live, Plain, Silent, make_progress, printable
+from grpo.run.progress import SHOWN, Live, Plain, Silent, make_progress, printable
 from tests.faults.tiny import make_folder, train
 
 
@@ -56,3 +62,30 @@ def test_curves_of_a_run_with_gaps(tmp_path):
         )
     folder.close()
     assert draw(folder).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_line_has_step_bar_number_and_time_left_and_never_more_than_fits(width):
+    live = Live(Console(file=io.StringIO(), force_terminal=True, width=width))
+    live.names = ("return", "episode_length", "env_steps", "eval/return", *SHOWN)
+    live.start(None, 0, 200)
+    row = {"step": 8, "return": 249.8, "reward": 249.8, "episode_length": 249.8, "env_steps": 6876, "kl": 0.01234}
+    live.step(row | {"eval/return": 486.7, "grad_norm": 0.05015, "entropy": 0.6421}, 0.1)
+    live.phase("evaluate")
+    line = live.line(width, 3725.0)
+    live.close()
+    assert len(line) < width and line.startswith("step 8/200  ") and "return=249.8" in line and "1:02:05 left" in line
+    assert "reward" not in line  # which is the return
+    assert ("evaluating" in line, "episode_length" in line) == (width > 60, width > 80)
+
+
+def test_the_end_says_what_happened_and_what_to_do_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trainer = ControlTrainer(env="CartPole-v1", hidden=(8,), video=False, films=False)
+    trainer.train(steps=50, stop_at=5, evaluate_every=1, folder="runs/pole", progress="plain")
+    out = capsys.readouterr().out
+    assert "ended=solved\nwhy=solved: eval/return reached" in out and "(run.stop_at=5)\n" in out
+    assert "next=grpo view runs/pole" in out and "next=grpo eval runs/pole" in out and "event_" not in out
+    flat = make_bandit(BanditConfig())  # in whose first phase all arms pay alike
+    flat.train(steps=2, folder="runs/flat", progress="plain")
+    assert "\nwarning=nothing was learned: in every group all tries got the same reward" in capsys.readouterr().out

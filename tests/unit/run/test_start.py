@@ -125,3 +125,20 @@ def test_the_first_command_learns_something(tmp_path, monkeypatch, capsys):
     first, last = rows("b")[0], rows("b")[-1]
     assert last["best_arm_probability"] > 0.9 > 0.3 > first["best_arm_probability"]
     assert last["reward"] > 1.5 * first["reward"]
+
+
+def test_a_run_is_begun_anew_where_that_is_asked_for_and_one_that_is_done_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "bandit", "--run.steps", "2", "--logdir", "b"]
+    assert main(words) == 0
+    assert main(words) == 2 and "--overwrite" in capsys.readouterr().err
+    assert main([*words, "--overwrite", "--seed", "3"]) == 0
+    assert RunFolder.open("b").config["seed"] == 3 and len(rows("b")) == 2
+    make_bandit(BanditConfig()).train(steps=2, folder="p", progress=None)
+    with pytest.warns(UserWarning, match="has done its 2 steps already: nothing was trained"):
+        assert make_bandit(BanditConfig()).train(steps=2, folder="p", progress=None) == []
+    assert len(make_bandit(BanditConfig(seed=4)).train(steps=2, folder="p", progress=None, overwrite=True)) == 2
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    assert main([*words[:-1], "mine", "--overwrite"]) == 2  # what is no run is left alone
+    assert (tmp_path / "mine" / "thesis.txt").exists()
