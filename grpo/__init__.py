@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grpo.run.trainer import GRPOTrainer
     from grpo.view.launch import show
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 install()
 

@@ -23,6 +23,8 @@ EXTRAS = {
     "export": ["onnx", "onnxruntime", "onnxscript"],
     "worldmodel": ["gymnasium", "grpo.worldmodel.trainer", "grpo.worldmodel.show"],
     "distributed": ["ray"],
+    "ray": ["ray"],
+    "vision": ["transformers", "PIL"],
     "sweep": ["optuna"],
     "view": ["starlette", "uvicorn", "grpo.view.server", "grpo.view.launch", "grpo.view.export"],
     "tensorboard": ["tensorboardX"],
