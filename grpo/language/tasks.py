@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.errors import ConfigError, nearest
+from grpo.language.pictures import shapes
 
 TINY = "tiny"
 """The model's name in the settings."""
@@ -27,6 +28,8 @@ class Task:
     """All rows there are, in a fixed order."""
     characters: str = ""
     held_out: int = HELD_OUT
+    pictured: bool = False
+    """Whether prompts hold images: the model made from scratch then reads them."""
 
     def rows(self, split: str, seed: int = 0) -> list[dict[str, Any]]:
         """The rows of `train` or `test`, which have none in common."""
@@ -37,9 +40,11 @@ class Task:
         return rows[: self.held_out] if split == "test" else rows[self.held_out :]
 
     def tiny(self, seed: int) -> tuple[Any, Any]:
-        """A small transformer with random weights, and its tokenizer of one token a character."""
+        """A small transformer with random weights, and its tokenizer of one token a character (or its processor)."""
         if not self.characters:
             raise ConfigError(f"model={TINY} cannot learn {self.name} from scratch; name a pretrained model")
+        if self.pictured:
+            return shapes.tiny(tiny_tokenizer(self.characters), len(SPECIAL) + len(self.characters), seed)
         model = tiny_model(len(SPECIAL) + len(self.characters), seed, heads=8)  # narrow heads compare sooner
         return model, tiny_tokenizer(self.characters)
 
@@ -152,5 +157,6 @@ TASKS = {
     "sums": Task("sums", _two_digit_sums, held_out=300),
     "sort-digits": Task("sort-digits", _sort_digits, "0123456789>"),
     "addition": Task("addition", _addition, "0123456789+="),
+    "shapes": Task("shapes", shapes.rows, shapes.CHARACTERS, held_out=300, pictured=True),
 }
 """By name, for the setting `dataset`."""

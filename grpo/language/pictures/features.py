@@ -32,14 +32,33 @@ def arguments(causal: Any, rows: Sequence[Sequence[int]], ids_NT: Tensor) -> dic
     each = [tensors_of(row, ids_NT.device) for row in seen]
     if "mm_encoder_outputs" not in takes:
         return given | joined(each)
-    body = causal.base_model
-    made: dict[int, Any] = {}
-    for row, tensors in zip(seen, each, strict=True):
-        if id(row) not in made:
-            made[id(row)] = body.get_image_features(**tensors, return_dict=True)
+    once = {id(row): (row, tensors) for row, tensors in zip(seen, each, strict=True)}
+    found = _features(causal.base_model, list(once.values()))
+    made = dict(zip(once, found, strict=True))
     beside = [{name: tensor for name, tensor in one.items() if not name.startswith("pixel")} for one in each]
     given |= {name: tensor for name, tensor in joined(beside).items() if name in takes}
     return given | {"mm_encoder_outputs": {"image": _repeated([made[id(row)] for row in seen])}}
+
+
+def _features(body: Any, prompts: Sequence[tuple[PicturedIds, dict[str, Tensor]]]) -> list[Any]:
+    """What the tower says of each prompt's images: in one pass where it says it image by image, else one by one."""
+    counts = [len(row.shown) for row, _ in prompts]
+    alike = len({tuple(tensor.shape[1:] for tensor in tensors.values()) for _, tensors in prompts}) == 1
+    if len(prompts) > 1 and alike:
+        whole = body.get_image_features(**joined([tensors for _, tensors in prompts]), return_dict=True)
+        levels = getattr(whole, "deepstack_features", None) or []
+        if all(len(part) == sum(counts) for part in (whole.pooler_output, *levels)):
+            ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+            return [_cut(whole, end - count, end) for count, end in zip(counts, ends, strict=True)]
+    return [body.get_image_features(**tensors, return_dict=True) for _, tensors in prompts]
+
+
+def _cut(whole: Any, begin: int, end: int) -> Any:
+    """Some of the images."""
+    told = {"pooler_output": whole.pooler_output[begin:end]}
+    if getattr(whole, "deepstack_features", None) is not None:
+        told["deepstack_features"] = [level[begin:end] for level in whole.deepstack_features]
+    return type(whole)(**told)
 
 
 def tensors_of(row: PicturedIds, device: torch.device) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 import io
 import math
 import re
@@ -53,16 +54,14 @@ class Picture:
 
     def image(self) -> Any:
         """The image itself: upright, RGB, no larger than the settings allow."""
-        from PIL import Image, ImageOps
-
         with self._opened() as found:
             size = self.size()
             found.draft("RGB", (max(size), max(size)))  # a JPEG is decoded no larger than needed
             try:
-                upright = (ImageOps.exif_transpose(found) if found.format in PHOTOS else found).convert("RGB")
+                upright = (pillow("ImageOps").exif_transpose(found) if found.format in PHOTOS else found).convert("RGB")
             except (OSError, ValueError, SyntaxError) as error:
                 raise self._wrong(f"it is cut short or damaged ({error}); write the file again") from None
-        return upright if upright.size == size else upright.resize(size, Image.Resampling.BICUBIC)
+        return upright if upright.size == size else upright.resize(size, pillow().Resampling.BICUBIC)
 
     def thumbnail(self) -> bytes:
         """A small PNG of it, to look at."""
@@ -154,10 +153,9 @@ class Picture:
         return ConfigError(f"{self.place}: image{name}: {what}")
 
 
-def pillow() -> Any:
-    """Pillow's module `Image`; asked for where there are images, and nowhere else."""
+def pillow(module: str = "Image") -> Any:
+    """A module of Pillow; asked for where there are images, and nowhere else."""
     try:
-        from PIL import Image
+        return importlib.import_module(f"PIL.{module}")
     except ModuleNotFoundError:
         raise ConfigError("prompts with images need Pillow: pip install 'anygrpo[vision]'") from None
-    return Image
