@@ -12,62 +12,10 @@ from grpo.app.coming_from import SYSTEMS, markdown
 from grpo.app.explain import settings_text
 from grpo.app.settings import preset_names
 from grpo.language.compat import trl
-from grpo.recipes import table_markdown
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PRESETS = ROOT / "grpo" / "app" / "presets"
-
-RECIPES = """\
-# Recipes
-
-Every row is one published variant, written as a choice on each axis of the algorithm. The table is made from
-`grpo/recipes.py` by `docs/make_pages.py`; `grpo presets --recipes` prints the same rows.
-
-{table}
-## A teacher
-
-A teacher says of every decision how likely it would have been to it: a denser signal than a reward at the end. It is a
-column of every recipe (`--recipe dapo --teacher-coef 0.5`), or stands alone, without any reward (`opd`, `iw_opd`,
-`gkd`, `opsd`, `sdpo`). With τ the teacher, π the student, β = `teacher_mix`:
-
-| `teacher_in` | `teacher_kl` | what is minimised |
-|---|---|---|
-| `advantage` | `reverse` | a policy gradient on KL(π‖τ): log τ − log π_old of each decision is added to its advantage |
-| `loss` | `reverse` | KL(π‖τ), in which the student leaves what the teacher would not do |
-| `loss` | `forward` | KL(τ‖π), in which it takes up everything the teacher might do |
-| `loss` | `js` | β·KL(τ‖m) + (1−β)·KL(π‖m), m = β·τ + (1−β)·π |
-
-`teacher_over=sampled` looks at the sampled decision alone: value and expected gradient are right, the noise is larger.
-`top_k` looks at the teacher's `teacher_top_k` likeliest choices and all others as one, exactly; as many as there are
-choices is the whole distribution. A student that equals its teacher has loss 0 and no gradient in all of them. Numbers
-and gradients are those of TRL's, verl's and prime-rl's own functions (`tests/golden`). In Python every trainer takes
-`teacher=`, any policy that can `score`; models as teachers: [Language models](language.md#teachers).
-
-## Which tries learn
-
-Beside every recipe: `--generate 64 --select 16` (`group_size=64, select=16`) samples 64 tries from each start and
-learns from 16 of them. All 64 are rewarded and all are compared with, so that mean and deviation are theirs; only the
-16 are scored by the reference and pass through the update, which costs a quarter. In every room.
-
-| `select_by` | which of a group | paper |
-|---|---|---|
-| `variance` | those whose rewards vary most among all choices of as many | PODS, arXiv:2504.13818 |
-| `extremes` | as many of the best as of the worst | PODS, arXiv:2504.13818 |
-| `length` | the shortest | GFPO, arXiv:2508.09726 |
-| `random` | any: right on average, to compare the others with | |
-
-Both papers take mean and deviation of the chosen tries; here they are of all that were sampled.
-
-## What is not a row, and why
-
-- `a_star_po` (A*-PO, arXiv:2505.20686, in TRL as A2PO): it needs answers of the starting model to every prompt before
-  the first step. Its second stage, on-policy, is `rloo` with `baseline=given`, that value in `baseline_NT`, `beta` > 0.
-- `rae` (SPIRAL, arXiv:2506.24119, in prime-rl): a running mean for each player of a game, and no room has two players.
-  Where all tries of a group play one side, their mean is that baseline (`dr_grpo`).
-- `sgrpo`, pass@k of sets: none of the systems whose numbers are in `tests/golden` has it. `pass_at_k` rewards the best
-  try's lead, `discover` pulls towards the best.
-"""
 
 SETTINGS = """\
 # {title}
@@ -366,7 +314,7 @@ def _results(name: str) -> dict[str, Any]:
 def pages() -> dict[Path, str]:
     """Every generated page and its current text."""
     return {
-        DOCS / "recipes.md": RECIPES.format(table=table_markdown().strip()),
+        DOCS / "recipes.md": runpy.run_path(str(DOCS / "recipes_page.py"))["page"](),
         DOCS / "control_presets.md": control(),
         **{DOCS / f"{room}_settings.md": settings(room) for room in ROOMS},
         DOCS / "reference" / "cli.md": commands(),

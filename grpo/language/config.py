@@ -43,7 +43,7 @@ BLOCKS: Blocks = {
         "engine_kwargs", "servers", "rows_per_generation", "speculate",
     ),
     "turns": ("tools", "environment", "max_turns", "turn_timeout", "workers"),
-    "teacher": ("teacher", "teacher_template", "teacher_success"),
+    "teacher": ("teacher", "teacher_template", "teacher_success", "teacher_timeout"),
     "update": (
         "tokens_per_microbatch", "memory", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1",
         "adam_beta2", "adam_epsilon",
@@ -231,6 +231,8 @@ class LanguageConfig(GRPOConfig):
     """What a teacher that sees more reads in place of the user's last message; {prompt} and {answer} are filled in."""
     teacher_success: float = 1.0
     """Reward from which on a try succeeded, for teacher_sees=success."""
+    teacher_timeout: float = Field(default=240.0, gt=0)
+    """Seconds that a teacher on a server (teacher=http://…) may take to answer before the run ends."""
 
     # --- training batches
     tokens_per_microbatch: int | None = Field(default=None, ge=1)
@@ -402,6 +404,8 @@ class LanguageConfig(GRPOConfig):
             idle["teacher"] = f"recipe {self.loss_type} has no teacher; set teacher_coef, or use recipe opd"
         if "teacher_template" in given and recipe.teacher_sees == "prompt":
             idle["teacher_template"] = "it needs teacher_sees=answer or success"
+        if "teacher_timeout" in given and not str(self.teacher).startswith("http"):
+            idle["teacher_timeout"] = "it needs a teacher on a server, teacher=http://host:port"
         if "teacher_success" in given and recipe.teacher_sees != "success":
             idle["teacher_success"] = "it needs teacher_sees=success"
         if "hub_model_id" in given and not self.push_to_hub:

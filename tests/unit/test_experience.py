@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from grpo import bandit
 from grpo.credit import advantages
 from grpo.experience import Experience, with_gates
 from grpo.recipes import recipe
@@ -232,3 +233,13 @@ def test_where_members_are_not_compared_one_is_enough():
     experience, metrics = lost(baseline="none")
     assert experience.present_N.all() and experience.mask_NT.any(1).tolist() == [True, True, True, False, True]
     assert "groups_dropped" not in metrics
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("remax", "baseline=greedy needs a greedy try of every start, which the language room makes"),
+    ("otb", "baseline=optimal_token needs energy_NT, which the language room gives; elsewhere use group_mean"),
+    ("gigpo", "turn_coef compares turns of conversations: give tools or an environment"),
+])  # fmt: skip
+def test_a_recipe_that_needs_what_is_not_there_says_what(name, told):
+    with pytest.raises(ValueError, match=told):
+        bandit.make_trainer(bandit.BanditConfig(loss_type=name)).step()

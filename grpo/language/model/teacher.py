@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from grpo.credit import trajectory_reward
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat
 from grpo.language.model import loading
+from grpo.language.model.served import ServedReader
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring.modes import mode_of
 from grpo.language.scoring.policy import LanguagePolicy
@@ -29,13 +30,40 @@ MOST_CHOICES = 4096
 """Of each token, and so much memory: a vocabulary is compared whole only where it is no larger."""
 
 
-class LanguageTeacher:
-    """Scores what the student sampled, once a step, in passes of a limited number of tokens."""
+class Reader(Protocol):
+    """Says of tokens how likely they would have been: a module that is here, or a server."""
 
-    def __init__(self, scorer: Scorer, policy: LanguagePolicy, chat: Chat, config: LanguageConfig) -> None:
+    context: float
+    """Tokens that it can read."""
+    vocabulary: int
+    """Tokens that it knows."""
+
+    def read(self, samples: Sequence[Sample], steps: int, count: int) -> Taught:
+        """(N, T) of the sampled tokens, and of the `count` likeliest at each place; 0: of none."""
+        ...
+
+
+class ModelReader:
+    """A module, in passes of a limited number of tokens."""
+
+    def __init__(self, scorer: Scorer) -> None:
         """scorer: of the teacher; the policy's own where it teaches itself."""
-        self._scorer, self._policy, self._chat, self._config = scorer, policy, chat, config
-        self._context = float(getattr(scorer.causal.config.get_text_config(), "max_position_embeddings", None) or "inf")
+        self._scorer, self.vocabulary = scorer, int(scorer.head.weight.shape[0])
+        self.context = float(getattr(scorer.causal.config.get_text_config(), "max_position_embeddings", None) or "inf")
+
+    def read(self, samples: Sequence[Sample], steps: int, count: int) -> Taught:
+        """As the scorer has it."""
+        with mode_of(self._scorer.model, False), self._scorer.precision():
+            if count:
+                return self._scorer.likeliest(samples, steps, count)
+            return Taught(self._scorer.in_parts(samples, steps).logp_NT)
+
+
+class LanguageTeacher:
+    """Says of what the student sampled how likely it would have been to it, once a step."""
+
+    def __init__(self, reader: Reader, chat: Chat, config: LanguageConfig) -> None:
+        self._reader, self._chat, self._config = reader, chat, config
 
     @torch.no_grad()
     def teach(self, rows: Rollouts) -> Taught:
@@ -48,16 +76,12 @@ class LanguageTeacher:
         count = recipe.teacher_top_k if recipe.teacher_over == "top_k" else 0
         choices: list[Tensor] = []
         if samples:
-            with mode_of(self._scorer.model, False), self._scorer.precision():
-                if count:
-                    found = self._scorer.likeliest(samples, steps, count)
-                    choices = [x for x in (found.choice_NTK, found.choice_logp_NTK) if x is not None]
-                    logp_NT[told] = found.logp_NT.to(logp_NT)
-                else:
-                    logp_NT[told] = self._scorer.in_parts(samples, steps).logp_NT.to(logp_NT)
+            found = self._reader.read(samples, steps, count)
+            choices = [x for x in (found.choice_NTK, found.choice_logp_NTK) if x is not None]
+            logp_NT[told] = found.logp_NT.to(logp_NT)
         if not count:
             return Taught(logp_NT)
-        width = min(count, self._scorer.head.weight.shape[0])
+        width = min(count, self._reader.vocabulary)
         placed = [torch.zeros(*rows.mask_NT.shape, width, dtype=kind, device=logp_NT.device)
                   for kind in (torch.int64, torch.float32)]  # fmt: skip
         for array, some in zip(placed, choices, strict=False):
@@ -79,7 +103,7 @@ class LanguageTeacher:
                 continue
             key = (id(sample.prompt), hint)
             made[key] = made.get(key) or self._hinted(sample.prompt, hint)
-            fits = len(made[key].ids) + sample.length <= self._context
+            fits = len(made[key].ids) + sample.length <= self._reader.context
             found.append(made[key] if fits else None)
         return found
 
@@ -139,23 +163,29 @@ def make_teacher(
     if given is None and config.teacher is None:
         if recipe.teacher_sees == "prompt":
             raise ConfigError(
-                f'recipe "{recipe.name}" needs a teacher: give --teacher PATH (a folder, a hub id or a run), or have '
-                "the model teach itself: teacher_sees=answer"
+                f'recipe "{recipe.name}" needs a teacher: give --teacher PATH (a folder, a hub id or a run, or '
+                "http://host:8000 of a vLLM server), or have the model teach itself: teacher_sees=answer"
             )
-        return LanguageTeacher(policy.scorer, policy, chat, config)
+        return LanguageTeacher(ModelReader(policy.scorer), chat, config)
+    if given is None and str(config.teacher).startswith(("http://", "https://")):
+        return LanguageTeacher(ServedReader(config, tokenizer, vocabulary), chat, config)
     model = given if given is not None else _loaded(config, tokenizer)
     _expect_room(model, policy)
     model.requires_grad_(False).eval()
     mine = policy.scorer
     scorer = make_scorer(model, mine.temperature, "auto", mine.set_budget, mine.pad, mine.autocast)
-    return LanguageTeacher(scorer, policy, chat, config)
+    return LanguageTeacher(ModelReader(scorer), chat, config)
+
+
+def place_of(config: LanguageConfig) -> str:
+    """Where the teacher's model is: what is named, or the model that the named run left."""
+    left = Path(str(config.teacher)) / "model"
+    return str(left if (left / "config.json").is_file() else config.teacher)
 
 
 def _loaded(config: LanguageConfig, tokenizer: Any) -> Any:
-    """The model that `teacher` names; a run's folder means the model that it left."""
-    place = str(config.teacher)
-    if (Path(place) / "model" / "config.json").is_file():
-        place = str(Path(place) / "model")
+    """The model that `teacher` names."""
+    place = place_of(config)
     _expect_model(place, str(config.teacher))
     named = config.but(model=place, revision=None, tokenizer=None)
     expect_same_tokens(tokenizer, loading.load_tokenizer(named), str(config.teacher))

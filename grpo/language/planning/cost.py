@@ -31,6 +31,8 @@ SLACK = 0.08
 GRAPHS = "graphs and buffers"
 LOGITS = 2
 """Times that a row's logits lie in the memory of the graphs."""
+CHOICE_BYTES = 12
+"""Of a token's number and its log-prob."""
 QUANTISED = {"4bit": 0.5625, "8bit": 1.0156}
 """Bytes of a weight with its scales (bitsandbytes)."""
 
@@ -53,6 +55,14 @@ class Setup:
     shape: ModelShape
     rows: Rows
     """All completions to their limit: the most that a step can take."""
+    select: int | None = None
+    """Tries of a group that learn; None: all."""
+    teacher: ModelShape | None = None
+    """Another model that says of each token how likely it would have been."""
+    taught: str = "none"
+    """Who teaches: none · self (the model once more) · model · server."""
+    choices: int = 0
+    """Likeliest tokens that a teacher names at each place."""
     wide: int = 4
     """Bytes of a weight as it is kept."""
     low: int = 2
@@ -105,9 +115,14 @@ class Setup:
         return LayerSizes(s.width, s.inner, s.heads, s.kv_heads, s.head_dim, self.wide, self.low)
 
     @property
+    def learning(self) -> Rows:
+        """The rows that are learned from."""
+        return self.rows if self.select is None else replace(self.rows, group=self.select)
+
+    @property
     def minibatch(self) -> Rows:
         """The rows of one optimizer step."""
-        return replace(self.rows, groups=math.ceil(self.rows.groups / self.minibatches))
+        return replace(self.learning, groups=math.ceil(self.rows.groups / self.minibatches))
 
     @property
     def slots(self) -> int:
@@ -152,6 +167,11 @@ def fixed_memory(setup: Setup) -> dict[str, int]:
         found["reference"] = shape.weights * setup.wide + copies
     elif setup.reference == "adapter":
         found["reference"] = setup.adapter * 4
+    if setup.teacher is not None:
+        found["teacher"] = setup.teacher.weights * setup.low
+    if setup.choices:
+        made = setup.learning.groups * setup.learning.group * setup.rows.completion
+        found["the teacher's choices"] = int(made * setup.choices * CHOICE_BYTES)
     found["moments"] = 8 * setup.trained
     return {name: size for name, size in found.items() if size}
 
@@ -205,14 +225,14 @@ def flops(setup: Setup) -> tuple[float, float]:
 
 
 def attention_flops(setup: Setup) -> float:
-    """Of all rows' attention, one way: a product with keys, one with values, below the diagonal."""
+    """Of the attention of all rows that learn, one way: a product with keys, one with values, below the diagonal."""
     shape = setup.shape
-    return 4.0 * shape.layers * shape.heads * shape.head_dim * setup.rows.pairs
+    return 4.0 * shape.layers * shape.heads * shape.head_dim * setup.learning.pairs
 
 
 def gradient_seconds(setup: Setup, way: Way, gpu: GPU) -> float:
-    """Forward and backward of all passes of a step's rows, once."""
-    rows, shape = setup.rows, setup.shape
+    """Forward and backward of all passes of the rows that learn, once."""
+    rows, shape = setup.learning, setup.shape
     body, head = flops(setup)
     made = rows.groups * rows.group * rows.completion
     rate = memory.products_share(shape.width) * gpu.flops_per_s
@@ -228,8 +248,8 @@ def gradient_seconds(setup: Setup, way: Way, gpu: GPU) -> float:
 
 
 def scoring_seconds(setup: Setup, gpu: GPU) -> float:
-    """All rows once, without gradient."""
-    rows = setup.rows
+    """All rows that learn once, without gradient."""
+    rows = setup.learning
     made = rows.groups * rows.group * rows.completion
     one_way = 2.0 * (rows.tokens * setup.shape.body + made * setup.shape.table)
     passes = math.ceil(rows.tokens / memory.FORWARD)
@@ -271,6 +291,8 @@ def step_seconds(setup: Setup, way: Way, gpu: GPU) -> dict[str, float]:
     found = {"prompts": prefill_seconds(setup, gpu), "decoding": decode_seconds(setup, gpu)}
     if setup.scored:
         found["scoring without gradient"] = setup.scored * scoring_seconds(setup, gpu)
+    if setup.taught in ("self", "model"):
+        found["teacher"] = scoring_seconds(replace(setup, shape=setup.teacher or setup.shape), gpu)
     found["gradients"] = setup.iterations * gradient_seconds(setup, way, gpu)
     found["optimizer"] = setup.iterations * setup.minibatches * OPTIMIZER_BYTES * setup.trained / gpu.bytes_per_s
     found["host"] = HOST

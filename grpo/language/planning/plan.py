@@ -90,8 +90,10 @@ def plan_step(setup: Setup, gpu: GPU, limit: int | None = None) -> Plan:
 # --- from settings --------------------------------------------------------------------------------------------------
 
 
-def setup_of(config: LanguageConfig, shape: ModelShape, adapted: bool = False) -> Setup:
-    """What of the settings counts; adapted: an adapter is handed over beside them."""
+def setup_of(
+    config: LanguageConfig, shape: ModelShape, adapted: bool = False, teacher: ModelShape | None = None
+) -> Setup:
+    """What of the settings counts; adapted: an adapter is handed over beside them. teacher: the model it names."""
     low = 4 if config.dtype == "float32" else 2
     trained = bool(config.lora_rank or config.adapter or adapted)
     adapter = shape.lora(*_adapter(config)) if trained else 0
@@ -101,10 +103,16 @@ def setup_of(config: LanguageConfig, shape: ModelShape, adapted: bool = False) -
     follows = config.ref_sync_steps is not None or bool(config.warm_start_steps)
     own = "copy" if not adapter else "adapter" if follows or config.adapter else "base"
     at_once = min(config.rows_per_generation or cost.SLOTS, config.engine_kwargs.get("rows_at_a_time") or cost.SLOTS)
+    taught = "none" if not recipe.teacher_coef else "self" if config.teacher is None else "model"
+    taught = "server" if taught == "model" and teacher is None else taught
     spans = recipe.top_entropy < 1.0 or bool(recipe.clip_cov or recipe.kl_cov) or recipe.m2_limit is not None
     return Setup(
         shape=shape,
         rows=rows,
+        select=config.select,
+        teacher=teacher,
+        taught=taught,
+        choices=recipe.teacher_top_k if taught != "none" and recipe.teacher_over == "top_k" else 0,
         wide=wide,
         low=low,
         quantize=config.quantize,
@@ -161,7 +169,9 @@ class Change:
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
 
 
-def changes(config: LanguageConfig, shape: ModelShape, gpu: GPU, limit: int) -> list[Change]:
+def changes(
+    config: LanguageConfig, shape: ModelShape, gpu: GPU, limit: int, teacher: ModelShape | None = None
+) -> list[Change]:
     """Those that fit, the ones first that change the least of what is learned."""
     asked: list[dict[str, Any]] = []
     trained = bool(config.lora_rank or config.adapter)
@@ -184,7 +194,7 @@ def changes(config: LanguageConfig, shape: ModelShape, gpu: GPU, limit: int) -> 
     for settings in asked:
         last = settings
         for _ in range(12):
-            plan = plan_step(setup_of(config.but(**last), shape), gpu, limit)
+            plan = plan_step(setup_of(config.but(**last), shape, teacher=teacher), gpu, limit)
             again = {name: value for name, value in last.items() if name in SMALLER}
             if plan.fits or not again or min(again.values()) <= 1:
                 break

@@ -16,6 +16,7 @@ from rich.table import Table
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.model import loading
+from grpo.language.model.teacher import place_of
 from grpo.language.planning.gpus import GIB, GPU, GPUS, gpu_called, gpu_named
 from grpo.language.planning.plan import Change, Plan, changes, larger, plan_step, setup_of, with_slack
 from grpo.language.planning.shape import ModelShape, weights_in
@@ -43,8 +44,9 @@ def planned(config: LanguageConfig, gpu: str | None, as_json: bool) -> tuple[boo
         raise ConfigError(
             f"memory={config.memory} is more than {where.name} has, {where.memory / GIB:.1f} GiB; leave it out"
         )
-    plan = plan_step(setup_of(config, shape), where, limit)
-    others = [] if plan.fits else changes(config, shape, where, limit)
+    teacher = teacher_of(config)
+    plan = plan_step(setup_of(config, shape, teacher=teacher), where, limit)
+    others = [] if plan.fits else changes(config, shape, where, limit, teacher)
     if as_json:
         return plan.fits, json.dumps(document(config, plan, others), indent=2)
     return plan.fits, "\n".join([text(config, plan), *left_out(config), verdict(config, plan, others)])
@@ -52,15 +54,28 @@ def planned(config: LanguageConfig, gpu: str | None, as_json: bool) -> tuple[boo
 
 def left_out(config: LanguageConfig) -> list[str]:
     """What of the settings the plan does not know."""
-    teaches = bool(config.recipe.teacher_coef)
     found = [
-        ("the teacher: its weights, and a pass over what was sampled", teaches and config.teacher is not None),
-        ("the teacher's pass over what was sampled", teaches and config.teacher is None),
-        (f"select={config.select}: gradients of so many tries only", config.select is not None),
-        (f"shard={config.shard}: what several ranks divide", config.shard != "none"),
+        ("the time that the teacher's server takes", bool(config.recipe.teacher_coef) and served(config)),
+        ("the greedy answer of each prompt", config.recipe.baseline == "greedy"),
+        (
+            f"shard={config.shard}: what several ranks divide (the figures are of one rank alone)",
+            config.shard != "none",
+        ),
     ]
     said = "; ".join(what for what, there in found if there)
     return [f"not in it: {said}"] if said else []
+
+
+def served(config: LanguageConfig) -> bool:
+    """Whether the teacher is on a server."""
+    return str(config.teacher).startswith(("http://", "https://"))
+
+
+def teacher_of(config: LanguageConfig) -> ModelShape | None:
+    """The sizes of another model that teaches and is loaded here."""
+    if not config.recipe.teacher_coef or config.teacher is None or served(config):
+        return None
+    return shape_of(config.but(model=place_of(config), revision=None, tokenizer=None, quantize="none"))
 
 
 def shape_of(config: LanguageConfig) -> ModelShape:
@@ -103,7 +118,7 @@ def text(config: LanguageConfig, plan: Plan) -> str:
     lines = [
         f"{config.model}: {count} weights, kept in {kept}; {what}",
         f"a step: {rows.groups} prompts of {rows.prompt:g} tokens × {rows.group:g} completions of "
-        f"{rows.completion:g}, the most they may have",
+        f"{rows.completion:g}, the most they may have" + f"; {setup.select} of each group learn" * bool(setup.select),
         f"on {plan.gpu.name}, {plan.gpu.memory / GIB:.1f} GiB" + ("" if plan.gpu.measured else " (by its data sheet)"),
     ]
     console = Console(file=io.StringIO(), width=100, color_system=None, highlight=False)
@@ -172,7 +187,8 @@ def _room(config: LanguageConfig, plan: Plan) -> str:
         value, fits = settings[name], 0
         while 2 * value <= most:
             value *= 2
-            if not plan_step(setup_of(config.but(**{name: value}), plan.setup.shape), plan.gpu, plan.limit).fits:
+            setup = setup_of(config.but(**{name: value}), plan.setup.shape, teacher=plan.setup.teacher)
+            if not plan_step(setup, plan.gpu, plan.limit).fits:
                 break
             fits = value
         found += [f"--{name.replace('_', '-')} {fits}"] if fits else []
@@ -189,12 +205,14 @@ def document(config: LanguageConfig, plan: Plan, others: list[Change]) -> Mappin
         "model": config.model,
         "weights": setup.shape.weights,
         "trained": setup.trained,
+        "teacher": None if setup.teacher is None else setup.teacher.weights,
         "gpu": plan.gpu.name,
         "limit": plan.limit,
         "fits": plan.fits,
         "step": {
             "prompts": rows.groups,
             "completions_each": rows.group,
+            "learn": setup.learning.group,
             "prompt_tokens": rows.prompt,
             "completion_tokens": rows.completion,
         },
@@ -210,9 +228,10 @@ def document(config: LanguageConfig, plan: Plan, others: list[Change]) -> Mappin
 
 def expect_fits(config: LanguageConfig, shape: ModelShape, gpu: GPU, limit: int, adapted: bool = False) -> None:
     """Refuse a limit that cannot be kept, with the change that would cost the least."""
-    plan = plan_step(setup_of(config, shape, adapted), gpu, limit)
+    teacher = teacher_of(config)
+    plan = plan_step(setup_of(config, shape, adapted, teacher), gpu, limit)
     if not plan.fits:
-        others = changes(config, shape, gpu, limit)
+        others = changes(config, shape, gpu, limit, teacher)
         first = remedies(plan, others[:1])
         raise ConfigError(
             f"memory={config.memory}: a step needs {plan.total / GIB:.1f} GiB at least; "

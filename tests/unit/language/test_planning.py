@@ -323,9 +323,28 @@ def test_an_adapter_that_goes_on_has_its_own_rank(folder, tmp_path, capsys):
 
 def test_what_a_plan_leaves_out_is_said(folder, capsys):
     words = ["plan", "gsm8k", "--model", folder, "--lora-rank", "16", "--gpu", "h200"]
-    assert main([*words, "--teacher", folder, "--recipe", "opd", "--generate", "8", "--select", "4"]) == 0
+    served = ["--teacher", "http://localhost:8000", "--recipe", "opd"]
+    assert main([*words, *served, "--shard", "states"]) == 0
     said = capsys.readouterr().out
-    assert "not in it: the teacher: its weights" in said and "select=4: gradients of so many tries only" in said
+    assert "not in it: the time that the teacher's server takes; shard=states: what several ranks divide" in said
+    assert main([*words, "--recipe", "remax"]) == 0
+    assert "not in it: the greedy answer of each prompt" in capsys.readouterr().out
+
+
+def test_a_plan_has_the_teacher_and_who_learns(folder, capsys):
+    words = ["plan", "gsm8k", "--model", folder, "--lora-rank", "16", "--gpu", "h200"]
+    assert main([*words, "--teacher", folder, "--recipe", "gkd", "--generate", "8", "--select", "4"]) == 0
+    said = capsys.readouterr().out
+    assert "; 4 of each group learn" in said and "teacher" in said and "not in it" not in said
+    plain, chosen = setup_of(settings(group_size=4), shape()), setup_of(settings(group_size=16, select=4), shape())
+    for seconds in (cost.scoring_seconds, lambda s, gpu: cost.gradient_seconds(s, cost.ways_of(s, gpu)[0], gpu)):
+        assert seconds(chosen, H200) == pytest.approx(seconds(plain, H200))
+    assert cost.decode_seconds(chosen, H200) > cost.decode_seconds(plain, H200)
+    taught = setup_of(settings(loss_type="gkd", teacher="x"), shape(), teacher=shape(QWEN8))
+    more = cost.fixed_memory(taught).items() - cost.fixed_memory(setup_of(settings(), shape())).items()
+    assert dict(more) == {"teacher": 2 * shape(QWEN8).weights, "the teacher's choices": 32 * 8 * 256 * 64 * 12}
+    itself = setup_of(settings(loss_type="opsd"), shape())
+    assert cost.step_seconds(itself, plan_step(itself, H200).way, H200)["teacher"] == cost.scoring_seconds(itself, H200)
 
 
 def test_what_cannot_be_planned_is_refused_in_a_line(folder, capsys):

@@ -169,6 +169,22 @@ def test_what_cannot_be(tmp_path):
         make(expert=tiny_model(1, vocab_size=50), loss_type="opd")
 
 
+def test_a_teacher_that_does_not_fit_is_refused_with_its_size(tmp_path, monkeypatch):
+    path = saved(tmp_path / "teacher")
+    monkeypatch.setattr("grpo.language.model.teacher.device_of", lambda name: "cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 2000))
+    with pytest.raises(ConfigError, match=r"its weights take 0.0 GiB and 0.0 GiB of the GPU are free; take a"):
+        make(model=tiny_model(1), teacher=path)
+
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 40, 1 << 40))
+    monkeypatch.setattr("grpo.language.model.teacher.loading.load_model", full)
+    with pytest.raises(ConfigError, match=r"does not fit: its weights take 0.0 GiB; take a smaller one, a LoRA"):
+        make(model=tiny_model(1), teacher=path)
+
+
 @pytest.mark.filterwarnings("ignore:reward lambda runs in this process")
 def test_beside_a_reward_and_in_a_run(tmp_path):
     path = saved(tmp_path / "teacher")

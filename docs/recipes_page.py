@@ -1,0 +1,262 @@
+"""docs/recipes.md: which recipe to choose, what was measured of them, and the table itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from grpo.recipes import RECIPES, table_markdown
+
+RESULTS = Path(__file__).parents[1] / "bench" / "results"
+
+CHOOSE: dict[str, tuple[str, str, str]] = {
+    "plain": (
+        "no standard deviation, KL to the reference",
+        "as a control; small steps near the start model",
+        "a reference",
+    ),
+    "grpo": ("advantages in units of the group's deviation", "the default, verifiable rewards", "–"),
+    "bnpo": ("every token counts alike", "long and short answers in one batch", "–"),
+    "dr_grpo": ("no deviation, a constant length", "answers that grow longer without reason", "you name `length`"),
+    "dapo": (
+        "clips higher upwards, drops groups without signal",
+        "many groups all right or all wrong",
+        "refilling samples more",
+    ),
+    "gspo": (
+        "one ratio a sequence",
+        "mixture-of-experts models, several passes a batch",
+        "tiny clip range: little moves a step",
+    ),
+    "gmpo": ("geometric mean of the clipped ratios", "outlier tokens", "–"),
+    "cispo": ("clips the weight, never the gradient", "rare tokens that matter, several passes", "–"),
+    "sapo": ("a soft gate in place of the clip", "off-policy minibatches", "two temperatures to set"),
+    "luspo": ("GSPO that does not favour short answers", "GSPO whose answers shrink", "–"),
+    "vespo": ("weights by the whole sequence, in closed form", "stale samples", "four numbers to set"),
+    "dppo": ("a trust region by total variation", "large vocabularies, several passes", "–"),
+    "gpg": ("plain policy gradient, scaled up for lost groups", "one pass a batch", "no protection off-policy"),
+    "rloo": (
+        "each try against the others; KL in the reward",
+        "few tries a prompt, a reference that matters",
+        "a reference",
+    ),
+    "reinforce++": ("no groups; whitened over the batch", "one try a prompt", "noisier than a group"),
+    "reinforce++_baseline": (
+        "group mean, then whitened over the batch",
+        "rewards of very different prompts",
+        "groups without signal move, too",
+    ),
+    "maxrl": (
+        "divides by the group's mean: towards log of the success rate",
+        "hard prompts with rare successes",
+        "rewards must not be negative",
+    ),
+    "gdpo": ("each reward is compared by itself", "several rewards of different sizes", "–"),
+    "opo": ("a baseline weighted by length", "lengths that differ much, one pass", "–"),
+    "lite_ppo": ("the batch's deviation in place of the group's", "groups that are nearly all right or wrong", "–"),
+    "pass_at_k": ("only a unique best try is reinforced", "pass@k counts, not pass@1", "little signal a group"),
+    "clip_cov": ("cuts the gradient of a few high-covariance tokens", "entropy that collapses", "–"),
+    "kl_cov": ("charges them a penalty instead", "entropy that collapses", "–"),
+    "dro": ("a quadratic leash to the sampler", "off-policy data", "one number to set"),
+    "m2po": ("masks the tokens farthest from the sampler", "samples many steps old", "–"),
+    "topr": ("no ratio for the good, tapered for the bad", "off-policy data, many wrong answers", "–"),
+    "scalerl": ("CISPO, batch deviation, groups without signal dropped", "long runs", "refilling samples more"),
+    "discover": ("towards the best try, not the mean", "one problem whose best answer is wanted", "forgets the rest"),
+    "otb": (
+        "a baseline for each token, by energy",
+        "long answers, noisy gradients",
+        "one scoring pass more; language models",
+    ),
+    "remax": ("a greedy answer is the baseline", "few tries a prompt", "one answer more a prompt; language models"),
+    "gigpo": ("turns that were told the same are compared, too", "conversations with tools or an environment", "–"),
+    "opd": (
+        "a teacher judges each sampled token",
+        "there is a better model; no reward needed",
+        "the teacher's weights and a pass",
+    ),
+    "iw_opd": ("… with more weight before they part", "long answers that go astray", "as `opd`"),
+    "gkd": (
+        "divergence over the teacher's likeliest tokens",
+        "less noise than `opd`: see below",
+        "as `opd`, 12 bytes × 64 a token",
+    ),
+    "opsd": ("the model teaches itself, shown the answer", "rows with answers, no better model", "a pass"),
+    "sdpo": ("… shown a try that succeeded", "rewards that are seldom 1", "a pass"),
+    "control": ("reward-to-go against the group at the same step", "environments with rewards on the way", "–"),
+    "window": ("a window of steps is the group", "one environment, no resets to a start", "–"),
+}
+"""What each row changes, when it helps, what it costs beside `grpo`."""
+
+PAGE = """\
+# Recipes
+
+Every row is one published variant, written as a choice on each axis of the algorithm: `--recipe dapo`, or any column by
+name. Begin with `grpo` (language) or `control` (environments); change one thing at a time, for a reason you can see in
+the metrics.
+
+## Which one
+
+| recipe | what it changes | when it helps | what it costs |
+|---|---|---|---|
+{choose}
+
+## Measured
+
+{measured}
+
+## All columns
+
+The table is made from `grpo/recipes.py` by `docs/make_pages.py`; `grpo presets --recipes` prints the same rows.
+
+{table}
+{rest}"""
+
+REST = """\
+## A teacher
+
+A teacher says of every decision how likely it would have been to it: a denser signal than a reward at the end. It is a
+column of every recipe (`--recipe dapo --teacher-coef 0.5`), or stands alone, without any reward (`opd`, `iw_opd`,
+`gkd`, `opsd`, `sdpo`). With τ the teacher, π the student, β = `teacher_mix`:
+
+| `teacher_in` | `teacher_kl` | what is minimised |
+|---|---|---|
+| `advantage` | `reverse` | a policy gradient on KL(π‖τ): log τ − log π_old of each decision is added to its advantage |
+| `loss` | `reverse` | KL(π‖τ), in which the student leaves what the teacher would not do |
+| `loss` | `forward` | KL(τ‖π), in which it takes up everything the teacher might do |
+| `loss` | `js` | β·KL(τ‖m) + (1−β)·KL(π‖m), m = β·τ + (1−β)·π |
+
+`teacher_over=sampled` looks at the sampled decision alone: value and expected gradient are right, the noise is larger.
+`top_k` looks at the teacher's `teacher_top_k` likeliest choices and all others as one, exactly; as many as there are
+choices is the whole distribution. A student that equals its teacher has loss 0 and no gradient in all of them. Numbers
+and gradients are those of TRL's, verl's and prime-rl's own functions (`tests/golden`). In Python every trainer takes
+`teacher=`, any policy that can `score`; models as teachers: [Language models](language.md#teachers).
+
+## Which tries learn
+
+Beside every recipe: `--generate 64 --select 16` (`group_size=64, select=16`) samples 64 tries from each start and
+learns from 16 of them. All 64 are rewarded and all are compared with, so that mean and deviation are theirs; only the
+16 are scored by the reference and pass through the update, which costs a quarter. In every room.
+
+| `select_by` | which of a group | paper |
+|---|---|---|
+| `variance` | those whose rewards vary most among all choices of as many | PODS, arXiv:2504.13818 |
+| `extremes` | as many of the best as of the worst | PODS, arXiv:2504.13818 |
+| `length` | the shortest | GFPO, arXiv:2508.09726 |
+| `random` | any: right on average, to compare the others with | |
+
+Both papers take mean and deviation of the chosen tries; here they are of all that were sampled.
+
+## What is not a row, and why
+
+- `a_star_po` (A*-PO, arXiv:2505.20686, in TRL as A2PO): it needs answers of the starting model to every prompt before
+  the first step. Its second stage, on-policy, is `rloo` with `baseline=given`, that value in `baseline_NT`, `beta` > 0.
+- `rae` (SPIRAL, arXiv:2506.24119, in prime-rl): a running mean for each player of a game, and no room has two players.
+  Where all tries of a group play one side, their mean is that baseline (`dr_grpo`).
+- `sgrpo`, pass@k of sets: none of the systems whose numbers are in `tests/golden` has it. `pass_at_k` rewards the best
+  try's lead, `discover` pulls towards the best.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    rows = [f"| `{name}` | {' | '.join(CHOOSE[name])} |" for name in RECIPES]
+    measured = "\n\n".join(part for part in (bandit(), gsm8k(), teacher(), select()) if part)
+    return PAGE.format(choose="\n".join(rows), measured=measured, table=table_markdown().strip(), rest=REST)
+
+
+def _known(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def bandit() -> str:
+    """Regret of every row that can play."""
+    found = _known("recipes").get("bandit")
+    if not found:
+        return ""
+    equal: dict[tuple[float, float], list[str]] = {}
+    for name, row in sorted(found["regret"].items(), key=lambda item: item[1]["mean"]):
+        equal.setdefault((row["mean"], row["error"]), []).append(f"`{name}`")
+    told = [f"{mean:.2f} ± {error:.2f} {', '.join(names)}" for (mean, error), names in equal.items()]
+    return (
+        f"**Regret on the bandit** (`grpo train bandit`, {found['steps']} steps, {found['seeds']} seeds, CPU; the "
+        "payoff missed, mean ± standard error; less is better; `python bench/recipes.py`): "
+        f"{'; '.join(told)}. A batch is learned from once, so that rows which differ in ratio, clip or reduction "
+        "are the same here; those without a deviation take smaller steps at the same learning rate, which was chosen "
+        "for `grpo`. Rows that a teacher alone teaches and `gigpo` need what a bandit does not have."
+    )
+
+
+def gsm8k() -> str:
+    """Minutes to the same accuracy, where somebody has measured them."""
+    found = _known("recipes").get("gsm8k")
+    if not found:
+        return (
+            "**Minutes to the same accuracy** on GSM8K for eight recipes: not measured yet; "
+            "`python bench/recipes.py --gsm8k --seeds 0,1` on a machine with a GPU fills in this table."
+        )
+    seeds = list(next(iter(found["recipes"].values())))
+    lines = [
+        f"**Minutes to {found['accuracy']:.0%}** of 500 held-out GSM8K questions, {found['model']}, {found['gpu']}:",
+        "",
+        "| recipe | " + " | ".join(f"seed {seed}" for seed in seeds) + " |",
+        "|---|" + "---|" * len(seeds),
+    ]
+    for name, runs in found["recipes"].items():
+        told = [f"{runs[seed]['minutes']:.1f}" if runs[seed]["minutes"] else "not in 200 steps" for seed in seeds]
+        lines.append(f"| `{name}` | {' | '.join(told)} |")
+    return "\n".join(lines)
+
+
+def teacher() -> str:
+    """Tokens until a student is as good as its teacher."""
+    found = _known("teacher").get("seeds")
+    if not found:
+        return ""
+    ways = list(dict.fromkeys(way for row in found.values() for way in row if isinstance(row[way], dict)))
+    lines = [
+        "**A teacher or a reward**: tokens until a tiny student answers 0.95 times as many sums (`addition`) as its "
+        "teacher, from the same start, a row a seed (CPU; `python bench/teacher.py`):",
+        "",
+        "| seed | teacher | student before | " + " | ".join(ways) + " |",
+        "|---|---|---|" + "---|" * len(ways),
+    ]
+    for seed, row in found.items():
+        told = [_tokens(row[way]) if way in row else "–" for way in ways]
+        lines.append(f"| {seed} | {row['teacher']:.3f} | {row['student']:.3f} | {' | '.join(told)} |")
+    lines += [
+        "",
+        "`opd` judges the sampled token alone: right on average, and noisy, because a wrong token that the teacher "
+        "finds a thousand times less likely has an advantage of −7, and its place has no baseline. The same KL over "
+        "the whole distribution (`teacher_in=loss teacher_over=top_k`, or `gkd`) has no such noise. In all of them the "
+        "learning rate has to fall: on seed 0 a constant 3e-4 left the student at 0.82 to 0.88.",
+    ]
+    return "\n".join(lines)
+
+
+def _tokens(run: dict[str, Any]) -> str:
+    last = run["curve"][-1][1]
+    return f"{run['tokens']:,} ({last:.3f})" if run["tokens"] else f"not in {run['seen']:,} ({last:.3f})"
+
+
+def select() -> str:
+    """What selection saves and costs."""
+    found = _known("selection").get("seeds")
+    if not found:
+        return ""
+    ways = list(next(iter(found.values())))
+    lines = [
+        "**64 tries, 16 learn** (`--generate 64 --select 16`): sums, a tiny model, one CPU core, seconds of a step and "
+        "accuracy after 40 steps, a value a seed (`python bench/selection.py`):",
+        "",
+        "| learns | collect, s | update, s | accuracy |",
+        "|---|---|---|---|",
+    ]
+    for way in ways:
+        runs = [row[way] for row in found.values() if way in row]
+        cells = [
+            ", ".join(f"{run['seconds_a_step']['collect']:.2f}" for run in runs),
+            ", ".join(f"{run['seconds_a_step']['update']:.2f}" for run in runs),
+            ", ".join(f"{run['curve'][-1][1]:.3f}" for run in runs),
+        ]
+        lines.append(f"| {way} | {' | '.join(cells)} |")
+    return "\n".join(lines)
