@@ -48,7 +48,7 @@ class Finding:
 
 def findings(folder: Path = Path("runs")) -> list[Finding]:
     """Everything that is looked at, in the order it is shown."""
-    found = [Finding("anygrpo", __version__), _python()]
+    found = [Finding("anygrpo", __version__), *_namesake(), _python()]
     found += [_package(name) for name in ("numpy", "torch", "pydantic", "safetensors", "rich", "yaml", "matplotlib")]
     found += [_device(), *_folder(folder)]
     for extra, packages in EXTRAS.items():
@@ -59,6 +59,16 @@ def findings(folder: Path = Path("runs")) -> list[Finding]:
     exact = "bit-exact on the CPU, same versions; correct but not bit-exact on other devices"
     found.append(Finding("resume", exact))
     return found
+
+
+def _namesake() -> list[Finding]:
+    """The other distribution, which is called grpo and brings a package of the same name; one hides the other."""
+    try:
+        version = metadata.version("grpo")
+    except metadata.PackageNotFoundError:
+        return []
+    remedy = "pip uninstall grpo, then pip install --force-reinstall --no-deps anygrpo"
+    return [Finding("grpo", f"{version} is somebody else's package of the same name", "problem", remedy)]
 
 
 def _python() -> Finding:

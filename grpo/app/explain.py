@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from grpo.app.settings import Resolved, Room, preset_names
+from grpo.app.settings import Resolved, Room, preset_layer, preset_names
 from grpo.blocks import block_of
 from grpo.config import ConfigError, GRPOConfig
 from grpo.core.surrogates import names
@@ -16,15 +16,25 @@ from grpo.errors import nearest
 from grpo.recipes import CHOICES, COLUMNS, RECIPES, Recipe
 from grpo.run.config import RunConfig
 
+ROOMS = {
+    "bandit": "The smallest room (nothing more to install)",
+    "control": "Control (pip install 'anygrpo[control]')",
+    "language": "Language models (pip install 'anygrpo[language]'; --model where none is named)",
+    "worldmodel": "World models (pip install 'anygrpo[worldmodel]'; --env where none is named)",
+}
+"""By task, and what its presets need."""
+
 
 def presets_text() -> str:
-    """Every preset, tasks and variations apart."""
+    """Every preset by the room that it is for, with what has to be installed, and variations apart."""
     names = preset_names()
     width = max(len(name) for name in names)
     written = [name for name in names if not names[name].startswith("loss_type=")]
+    of = {name: preset_layer(name).task for name in written}
     lines = ["Presets, applied from left to right: `grpo train TASK VARIATION … --setting value`", ""]
-    lines += [f"  {name.ljust(width)}  {names[name]}" for name in written]
-    lines += ["", "One for each recipe (`grpo presets --recipes` has the whole table):", ""]
+    for task, title in [*ROOMS.items(), (None, "Variations of a task")]:
+        lines += [title, "", *(f"  {name.ljust(width)}  {names[name]}" for name in written if of[name] == task), ""]
+    lines += ["One for each recipe (`grpo presets --recipes` has the whole table):", ""]
     return "\n".join(lines + [f"  {name.ljust(width)}  {names[name]}" for name in names if name not in written])
 
 

@@ -259,7 +259,7 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
     said: dict[str, str] = {}
     firm: set[str] = set()
     yielding: dict[str, tuple[str, dict[str, Any]]] = {}
-    for layer in layers:
+    for layer in (_for_task(layer, task, model, dialect) for layer in layers):
         ours, along, spelled = _translated(layer, dialect, model, settings)
         yielding = {key: item for key, item in yielding.items() if key not in ours} | along
         for name in _outdated(ours, settings, model):
@@ -286,6 +286,14 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
         return Resolved(task, _made(model, settings, firm, origins), run_config(run), origins)
     except ConfigError as error:
         raise error.calling(said) from None
+
+
+def _for_task(layer: Layer, task: str, model: type[GRPOConfig], dialect: str) -> Layer:
+    """A preset of another task without what this one has no setting for."""
+    if layer.firm or layer.task in (None, task):
+        return layer
+    known = {*model.model_fields, *column_types(), *model.blocks, *spellings(layer.dialect or dialect, EVERY)}
+    return replace(layer, settings={key: value for key, value in layer.settings.items() if key_of(key) in known})
 
 
 def _outdated(ours: Mapping[str, Any], before: Mapping[str, Any], model: type[GRPOConfig]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.dialects.rlinf import RLINF
-from grpo.dialects.spelling import Settings, Soft, Spelling, choice, kl_estimator, switched
+from grpo.dialects.spelling import Settings, Soft, Spelling, choice, kl_estimator, refuse, switched
 
 OWN = "own"
 """Our own names, where every other word has been translated already: what a run folder keeps."""
@@ -81,6 +81,9 @@ COMMON = (
     Spelling("clip_ratio_c", "dual_clip", "verl 3; ours: off unless set"),
     Spelling("ref_model_sync_steps", "ref_sync_steps", "TRL 512, EasyDeL 64", together=reference),
     Spelling("ref_model_mixup_alpha", "ref_mixup_alpha", "TRL 0.6, EasyDeL 0.9", together=reference),
+    Spelling("lr", "learning_rate", "of optimizers everywhere; Stable-Baselines3 says learning_rate"),
+    Spelling("n_envs", "num_envs", "Stable-Baselines3 1"),
+    refuse("policy_kwargs", "say hidden=[64,64] and activation=tanh here (net_arch and activation_fn there)"),
     Spelling("starts", "groups_per_step", "8; control 2"),
     Spelling("total_batch_size", "groups_per_step", "EasyDeL 32 prompts"),
     Spelling(

@@ -106,6 +106,8 @@ RUN = (
         "EasyDeL none: as num_train_epochs says; there an optimizer step counts",
         lambda value: {} if absent(value) else {"steps": whole(value)},
     ),
+    Spelling("total_timesteps", "env_steps", "Stable-Baselines3: none", given("env_steps", whole)),
+    Spelling("verbose", "", "Stable-Baselines3 0; train(progress=…) here", lambda value: {}, accepted=True),
     Spelling("save_steps", "checkpoint_every", "500; ours 25", _steps("checkpoint_every")),
     Spelling(
         "save_strategy",

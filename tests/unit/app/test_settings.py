@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 
 import pytest
 
+from grpo.app import doctor
 from grpo.app.arguments import given_flags
 from grpo.app.builders import configs
 from grpo.app.explain import presets_text, resolved_text, settings_text
 from grpo.app.files import MAX_BYTES, parse_settings, read_settings
 from grpo.app.settings import data_layer, file_layer, flag_layer, preset_layer, preset_names, resolve
+from grpo.cli import main
 from grpo.config import ConfigError, GRPOConfig
 from grpo.core.surrogates import Vespo
 from grpo.recipes import COLUMNS, RECIPES
@@ -402,3 +405,19 @@ def test_steps_follow_from_epochs_where_there_is_data():
     assert endless.total_steps(RunConfig()) == 100 and endless.total_steps(RunConfig(steps=7)) == 7
     with pytest.raises(ConfigError, match="no data set to pass over"):
         endless.total_steps(RunConfig(num_train_epochs=1))
+
+
+def test_words_of_stable_baselines_are_understood_or_answered(capsys):
+    words = ["config", "cartpole", "--lr", "0.001", "--n-envs", "4", "--total-timesteps", "5000", "--verbose", "1"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "command line (lr)" in out and "command line (n_envs)" in out and "command line (total_timesteps)" in out
+    assert main(["config", "cartpole", "--policy-kwargs", "{}"]) == 2
+    assert "hidden=[64,64] and activation=tanh" in capsys.readouterr().err
+
+
+def test_the_other_distribution_is_found(monkeypatch):
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.3" if name == "grpo" else real(name))
+    (found,) = [item for item in doctor.findings() if item.what == "grpo"]
+    assert found.level == "problem" and "pip uninstall grpo" in found.remedy
