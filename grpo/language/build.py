@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,10 @@ import torch
 from grpo import together
 from grpo.capabilities import Teaches
 from grpo.config import ConfigError
-from grpo.language.config import ONLY_WHOLE, LanguageConfig
+from grpo.language.checks import ONLY_WHOLE
+from grpo.language.compat.environments import EnvironmentConversation, rows_for
+from grpo.language.compat.rollouts import RolloutFunction
+from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.data.columns import AUTO
 from grpo.language.data.prompts import Prompts, load
@@ -37,6 +40,7 @@ from grpo.language.scoring.probe import make_scorer
 from grpo.language.scoring.scorer import Scorer, ScoringPlan
 from grpo.language.source import LanguageSource
 from grpo.language.tasks import TASKS, TINY, built_in
+from grpo.language.turns.conversation import expect_growing, make_conversation, toolbox_of
 from grpo.models import device_of
 from grpo.protocols import Ranks, Reference
 
@@ -61,6 +65,8 @@ class Given:
     environment: Any = None
     ref_model: Any = None
     teacher_model: Any = None
+    rollout_func: Any = None
+    environment_factory: Any = None
 
 
 @dataclass(frozen=True)
@@ -116,9 +122,11 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     policy = LanguagePolicy(
         adapted, scorer, config.gradient_checkpointing, config.torch_compile, config.activation_offloading
     )
-    player = player_of(config, chat, tokens, given.tools, given.environment)  # first: tools are part of every prompt
-    prompts, held_out = data_of(config, chat, given.train_dataset, given.eval_dataset, context_of(base))
-    rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes)
+    player = player_of(config, chat, tokens, given)  # first: tools are part of every prompt
+    prompts, held_out = data_of(config, chat, rows_of(config, player, given), given.eval_dataset, context_of(base))
+    judging = player.rewards if isinstance(player, EnvironmentConversation) else []
+    rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes, judging)
+    config = weighed(config, len(rewards.names), len(judging))
     expect_judged(config, rewards, player)
     own = "transformers" if cut or pictures is not None else config.engine
     engine = engine_of(config.but(engine=own) if own != config.engine else config, adapted, tokens, ranks)
@@ -205,6 +213,8 @@ def named(config: LanguageConfig, given: Given) -> LanguageConfig:
             raise ConfigError(f"{name} is given twice: {value!r} and, in the settings, {getattr(config, name)!r}")
     if given.quantization_config is not None:
         said["model_kwargs"] = config.model_kwargs | {"quantization_config": given.quantization_config}
+    if config.use_adaptive_entropy:
+        said["report_entropy"] = True
     return config.but(**said) if said else config
 
 
@@ -290,8 +300,8 @@ def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str, contex
 
 def data_of(
     config: LanguageConfig, chat: Chat, train: Any, held_out: Any, context: float
-) -> tuple[Prompts, Prompts | None]:
-    """Prompts to learn from, and those that are held out."""
+) -> tuple[Prompts, dict[str, Prompts]]:
+    """Prompts to learn from, and those that are held out: one set without a name, or several by theirs."""
     train = config.dataset if train is None else train
     if isinstance(train, str) and not train:
         raise ConfigError("there are no prompts: give train_dataset, or set dataset to a file, hub id or built-in task")
@@ -302,16 +312,36 @@ def data_of(
         raise ConfigError("eval_split needs dataset or eval_dataset, by name")
     if held_out is None and (config.dataset in TASKS or config.eval_split):
         held_out = config.dataset
-    return prompts, None if held_out is None else prompts_of(config, chat, held_out, split, context)
+    if held_out is None:
+        return prompts, {}
+    several = held_out if isinstance(held_out, Mapping) else {"": held_out}
+    return prompts, {str(name): prompts_of(config, chat, rows, split, context) for name, rows in several.items()}
 
 
-def rewards_of(config: LanguageConfig, functions: Any, processing_classes: Any) -> Rewards:
-    """The reward functions, in workers."""
+def rows_of(config: LanguageConfig, player: Player, given: Given) -> Any:
+    """The rows to learn from; an environment may have them all, or their prompts."""
+    if not isinstance(player, EnvironmentConversation):
+        return given.train_dataset
+    return rows_for(given.environment_factory, given.train_dataset, config.groups_per_step, config.run.steps)
+
+
+def weighed(config: LanguageConfig, names: int, own: int) -> LanguageConfig:
+    """Weights that were given for reward functions alone: what environments give counts fully."""
+    weights = config.recipe.reward_weights
+    if not own or weights is None or len(weights) != names - own:
+        return config
+    return config.but(reward_weights=[*weights, *[1.0] * own])
+
+
+def rewards_of(config: LanguageConfig, functions: Any, processing_classes: Any, own: Sequence[Any] = ()) -> Rewards:
+    """The reward functions, in workers; `own`: those of environments, after them."""
     given = functions if isinstance(functions, list | tuple) else [] if functions is None else [functions]
+    if own and isinstance(processing_classes, list | tuple):
+        processing_classes = [*processing_classes, *[None] * len(own)]
     if given and config.rewards:
         raise ConfigError("reward_funcs and the setting rewards say the same thing; give one of them")
     return Rewards(
-        list(given) or list(config.rewards),
+        [*(list(given) or list(config.rewards)), *own],
         processing_classes=processing_classes,
         timeout=config.reward_timeout,
         workers=config.reward_workers,
@@ -332,17 +362,27 @@ def expect_names(config: LanguageConfig, names: Sequence[str]) -> None:
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {own} rewards: {', '.join(names)}")
 
 
-def player_of(config: LanguageConfig, chat: Chat, tokens: Tokens, tools: Any, environment: Any) -> Player:
-    """How a group of answers is made: in one go, or in turns."""
-    if not (tools or environment or config.tools or config.environment):
+def player_of(config: LanguageConfig, chat: Chat, tokens: Tokens, given: Given) -> Player:
+    """How a group of answers is made: in one go, in turns, or by a function of the script's own."""
+    tools, environment = given.tools or config.tools, given.environment or config.environment
+    if given.rollout_func is not None:
+        if tools or environment or given.environment_factory:
+            raise ConfigError("rollout_func makes whole conversations; leave out tools and environments beside it")
+        return RolloutFunction(given.rollout_func, tokens)
+    if given.environment_factory is not None:
+        if environment:
+            raise ConfigError("environment and environment_factory are two kinds of environment; give one of them")
+        box = toolbox_of(config, tools) if tools else None
+        made = EnvironmentConversation(chat, tokens, given.environment_factory, box, config.max_turns)
+        expect_growing(chat, "tool")
+        return made
+    if not (tools or environment):
         if "max_turns" in config.model_fields_set:
             raise ConfigError("max_turns has no effect here: it needs tools or an environment")
         if "turn_timeout" in config.model_fields_set:
             raise ConfigError("turn_timeout has no effect here: it needs tools or an environment")
         return OneAnswer(tokens)
-    from grpo.language.turns.conversation import make_conversation  # here: most runs have one answer
-
-    return make_conversation(config, chat, tokens, tools or config.tools, environment or config.environment)
+    return make_conversation(config, chat, tokens, tools, environment)
 
 
 def reference_of(config: LanguageConfig, policy: LanguagePolicy, fresh: bool, given: Any) -> Reference | None:

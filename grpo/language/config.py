@@ -15,14 +15,14 @@ from pydantic import Field, PrivateAttr
 from grpo.blocks import Blocks, extended
 from grpo.config import ConfigError, GRPOConfig, NamedCode, RayWorkers
 from grpo.dialects import SYSTEMS, Translation, Words, joined, key_of
+from grpo.language.checks import check
 from grpo.language.compat.dialect import WORDS
-from grpo.language.engines import Sampling, sampler_flaw
-from grpo.language.planning.sizes import memory_limit
+from grpo.language.compat.strategies import evaluated, without_epochs
+from grpo.language.engines import Sampling
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN, RUN_NAMES, run_config, translate_run
 
-ONLY_WHOLE = "weights=bfloat16 is for training all weights; an adapter's few are kept in float32"
 BLOCKS: Blocks = {
     "model": (
         "model", "revision", "tokenizer", "dtype", "weights", "attention", "trust_remote_code", "model_kwargs",
@@ -46,10 +46,12 @@ BLOCKS: Blocks = {
     "teacher": ("teacher", "teacher_template", "teacher_success", "teacher_timeout"),
     "update": (
         "tokens_per_microbatch", "memory", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1",
-        "adam_beta2", "adam_epsilon",
+        "adam_beta2", "adam_epsilon", "use_adaptive_entropy", "entropy_target", "entropy_coef_min", "entropy_coef_max",
+        "entropy_coef_delta",
     ),
     "warm_start": ("warm_start_steps", "warm_start_batch", "warm_start_learning_rate"),
     "eval": ("eval_samples", "eval_on_start", "eval_by", "eval_prompts"),
+    "logging": ("log_completions", "num_completions_to_print", "log_unique_prompts"),
     "hub": ("push_to_hub", "hub_model_id", "hub_private"),
 }  # fmt: skip
 """The room's own."""
@@ -258,6 +260,18 @@ class LanguageConfig(GRPOConfig):
     adam_epsilon: float = Field(default=1e-8, gt=0)
     """Of AdamW."""
 
+    use_adaptive_entropy: bool = False
+    """Move the weight of the entropy bonus after every step, so that the entropy stays near entropy_target; it begins
+    with entropy_coef. The bonus counts in steps that follow one with no more entropy than that."""
+    entropy_target: float = Field(default=0.2, ge=0)
+    """Entropy below which the weight grows, and above which it shrinks."""
+    entropy_coef_min: float = Field(default=0.0, ge=0)
+    """Smallest weight."""
+    entropy_coef_max: float = Field(default=1.0, ge=0)
+    """Largest weight."""
+    entropy_coef_delta: float = Field(default=0.005, gt=0)
+    """By how much it moves in a step."""
+
     # --- before the first step
     warm_start_steps: int = Field(default=0, ge=0)
     """Supervised steps on the rows' answers before the first one: a model made from scratch knows no words."""
@@ -275,6 +289,13 @@ class LanguageConfig(GRPOConfig):
     """Reward function whose positive value means a right answer; None: a lenient comparison with the row's answer."""
     eval_prompts: int | None = Field(default=None, ge=1)
     """Held-out rows of one evaluation during training; None: all."""
+    log_completions: bool = False
+    """Print completions with their rewards and advantages when steps are logged, keep them in the run's folder as
+    completions/completions_STEP.parquet, and send them as a table to a run that is open at W&B or Trackio."""
+    num_completions_to_print: int | None = Field(default=None, ge=1)
+    """Of them so many; None: all."""
+    log_unique_prompts: bool = False
+    """Of each prompt one completion in the trackers' table."""
     push_to_hub: bool = False
     """Upload what `save_model` writes at the end of training."""
     hub_model_id: str | None = None
@@ -294,26 +315,33 @@ class LanguageConfig(GRPOConfig):
 
     _run: dict[str, Any] = PrivateAttr(default_factory=dict)
     _run_translations: list[Translation] = PrivateAttr(default_factory=list)
+    _by_epoch: tuple[str, ...] = PrivateAttr(default=())
 
     def __init__(self, output_dir: str | None = None, *, _dialect: str = "trl", **settings: Any) -> None:
         given = settings if output_dir is None else {"output_dir": output_dir, **settings}
         if given.get("teacher") and not given.keys() & {"loss_type", "recipe", "teacher_coef", "algorithm"}:
             given = given | {"loss_type": "opd"}  # a teacher alone
+        given, by_epoch = without_epochs(given)
         try:
-            given, run, translations = translate_run(given)
+            given, run, translations = translate_run(evaluated(given))
             run_config(run, translations)
         except ConfigError:
             raise
         except ValueError as error:
             raise ConfigError(str(error)) from None
         super().__init__(_dialect=_dialect, **given)
-        self._run, self._run_translations = run, translations
-        _check(self)
+        self._run, self._run_translations, self._by_epoch = run, translations, by_epoch
+        check(self)
 
     @property
     def run(self) -> RunConfig:
         """How the run is carried out: what output_dir, num_train_epochs, use_wandb and their like became."""
         return RunConfig(**self._run)
+
+    @property
+    def by_epoch(self) -> tuple[str, ...]:
+        """What of `run` happens once a pass over the data: eval_strategy, save_strategy, logging_strategy of epoch."""
+        return self._by_epoch
 
     @property
     def translations(self) -> list[Translation]:
@@ -347,6 +375,7 @@ class LanguageConfig(GRPOConfig):
         """These settings with some changed."""
         changed = super().but(**settings)
         changed._run = self._run | changed._run
+        changed._by_epoch = tuple(dict.fromkeys([*changed._by_epoch, *self._by_epoch]))
         changed._run_translations = [*changed._run_translations, *self._run_translations]
         return changed
 
@@ -395,6 +424,12 @@ class LanguageConfig(GRPOConfig):
         given = {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
         if not self.lora_rank:
             idle |= {name: "it needs lora_rank" for name in ("lora_alpha", "lora_targets") if name in given}
+        if not self.use_adaptive_entropy:
+            adapted = ("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta")
+            idle |= {name: "it needs use_adaptive_entropy" for name in adapted if name in given}
+        if not self.log_completions:
+            tables = ("num_completions_to_print", "log_unique_prompts")
+            idle |= {name: "it needs log_completions" for name in tables if name in given}
         if not self.warm_start_steps:
             for name in ("warm_start_batch", "warm_start_learning_rate"):
                 if name in given:
@@ -417,34 +452,3 @@ class LanguageConfig(GRPOConfig):
         if "decisions_per_minibatch" in given:
             idle["decisions_per_minibatch"] = "a token needs those before it; use rows_per_minibatch"
         return idle
-
-
-def _check(config: LanguageConfig) -> None:
-    """What the room alone knows."""
-    if config.memory is not None:
-        memory_limit(config.memory)
-    if config.warmup_steps and config.warmup_ratio:
-        raise ConfigError("warmup_steps and warmup_ratio say the same thing; give one of them")
-    if config.quantize != "none" and not (config.lora_rank or config.adapter):
-        raise ConfigError(f"quantize={config.quantize}: quantised weights cannot be trained; set lora_rank or adapter")
-    if config.weights == "bfloat16" and (config.lora_rank or config.adapter):
-        raise ConfigError(ONLY_WHOLE)
-    if config.weights == "bfloat16" and config.ref_sync_steps is not None and config.ref_mixup_alpha < 1:
-        raise ConfigError("ref_mixup_alpha below 1 is rounded away where weights=bfloat16; leave it out")
-    if config.weights == "bfloat16" and config.dtype not in ("auto", "bfloat16"):
-        raise ConfigError(f"weights=bfloat16 are computed with in bfloat16; dtype={config.dtype} cannot go with them")
-    if config.lora_rank and config.adapter:
-        raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
-    if config.recipe.teacher_coef and "{answer}" not in config.teacher_template:
-        raise ConfigError("teacher_template has no {answer}, so that the teacher would be told nothing; write it in")
-    if config.tools and config.environment:
-        raise ConfigError("give tools or an environment; an environment can offer its own tools")
-    if config.speculate and (config.tools or config.environment):
-        raise ConfigError("speculate is for one answer to a prompt; leave it out with tools or an environment")
-    if config.speculate and config.repetition_penalty != 1.0:
-        raise ConfigError("speculate cannot check drafts under a repetition_penalty; leave one of them out")
-    known = config.servers or "base_url" in config.engine_kwargs
-    if flaw := sampler_flaw(config.engine, config.servers, bool(known), bool(config.staleness), bool(config.speculate)):
-        raise ConfigError(flaw)
-    if config.recipe.kl_estimator == "exact":
-        raise ConfigError("kl_estimator=exact needs whole distributions over the vocabulary; use k3")

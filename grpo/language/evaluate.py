@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +29,8 @@ EVALUATION = 1
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """P held-out prompts with S samples each."""
+class Evaluation(Mapping[str, float]):
+    """P held-out prompts with S samples each; as a mapping, what TRL's `evaluate` returns of them."""
 
     right_PS: np.ndarray
     """Whether each answer is right; NaN: nobody can tell."""
@@ -39,6 +40,20 @@ class Evaluation:
     failed: int = 0
     why: str = ""
     samples: tuple[Sample, ...] = ()
+    seconds: float = 0.0
+    named: Mapping[str, Evaluation] = field(default_factory=dict)
+    """Of several sets of held-out rows, each by its name; the arrays are then empty."""
+    logs: Mapping[str, float] = field(default_factory=dict)
+    """In TRL's words: eval_reward, eval_rewards/NAME/mean, eval_loss, …"""
+
+    def __getitem__(self, name: str) -> float:
+        return self.logs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.logs)
+
+    def __len__(self) -> int:
+        return len(self.logs)
 
     def quantities(self) -> dict[str, np.ndarray]:
         """One value a prompt of everything that is told, by name."""
@@ -52,6 +67,9 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float | None]:
         """Means, for a run's metrics."""
+        if self.named:
+            each = {name: made.metrics() for name, made in self.named.items()}
+            return {f"{name}/{key}": value for name, some in each.items() for key, value in some.items()}
         found: dict[str, float | None] = {
             name: float(np.nanmean(v)) for name, v in self.quantities().items() if not np.isnan(v).all()
         }
@@ -59,6 +77,12 @@ class Evaluation:
 
     def table(self) -> list[dict[str, Any]]:
         """A row a quantity: mean, 95 % interval of the mean over prompts, spread, extremes."""
+        if self.named:
+            return [
+                row | {"quantity": f"{name}/{row['quantity']}"}
+                for name, made in self.named.items()
+                for row in made.table()
+            ]
         rows = []
         for name, value_P in self.quantities().items():
             known = value_P[~np.isnan(value_P)]
@@ -72,6 +96,7 @@ class Evaluation:
 
 def evaluate(source: LanguageSource, prompts: Prompts, samples: int, limit: int | None) -> Evaluation:
     """The policy's answers to the first `limit` prompts, judged. One sample: the likeliest tokens."""
+    began = time.perf_counter()
     chosen = prompts.first(limit)
     sampling = replace(source.config.sampling, temperature=0.0) if samples == 1 else source.config.sampling
     made, right_N = answered(source, chosen, samples, sampling)
@@ -88,7 +113,15 @@ def evaluate(source: LanguageSource, prompts: Prompts, samples: int, limit: int 
         failed=len(failed),
         why=failed[0] if failed else "",
         samples=tuple(made),
+        seconds=time.perf_counter() - began,
     )
+
+
+def of_several(named: Mapping[str, Evaluation]) -> Evaluation:
+    """The evaluations of several sets of rows as one."""
+    none = np.zeros((0, 1))
+    failed, why = sum(one.failed for one in named.values()), next((one.why for one in named.values() if one.why), "")
+    return Evaluation(none, {}, none, failed, why, seconds=sum(one.seconds for one in named.values()), named=named)
 
 
 def answered(

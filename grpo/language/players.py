@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -27,6 +27,13 @@ class Player(Protocol):
     def close(self) -> None:
         """Let go of processes, where there are any."""
         return
+
+
+class Remembers(Protocol):
+    """Something beside the steps that a checkpoint must keep."""
+
+    def state(self) -> Mapping[str, Any]: ...
+    def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
 class OneAnswer(Player):

@@ -18,7 +18,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
-from grpo.language.rewards import Rewards, messages
+from grpo.language.rewards import TAKEN_FOR_MESSAGES, Rewards, messages
 from grpo.language.rewards.calling import ANSWER, Call, Verdict
 from grpo.language.rewards.maths import Correctness, too_large
 from grpo.language.samples import Prompt, Sample
@@ -37,9 +37,6 @@ FORMS = (
 NONSENSE = "wug blicket dax, fep toma"
 FAR_APART = 10.0
 """Ratio of two rewards' ranges from which the smaller one hardly counts."""
-TAKEN_FOR_MESSAGES = ("string indices must be integers", "'str' object has no attribute 'get'")
-"""What Python says when a text is read as a list of messages."""
-
 Level = Literal["note", "warning", "problem"]
 Shown = list[tuple[str, Sample, Verdict]]
 """What one reward said: kind of text, sample, verdict."""

@@ -77,6 +77,8 @@ class Sample:
     """What each reward function gave, once judged; None: no opinion."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """What reward functions wanted shown beside it."""
+    environment: Any = None
+    """An environment that reward functions may ask, in the process that made it."""
 
     @property
     def length(self) -> int:

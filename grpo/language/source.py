@@ -27,9 +27,9 @@ from grpo.language.config import LanguageConfig
 from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Engine, Sampling, Tokens
 from grpo.language.engines.inline import InlineEngine
-from grpo.language.evaluate import Evaluation, evaluate
+from grpo.language.evaluate import Evaluation, evaluate, of_several
 from grpo.language.pictures.ids import thumbnails
-from grpo.language.players import Groups, OneAnswer, Player
+from grpo.language.players import Groups, OneAnswer, Player, Remembers
 from grpo.language.rewards import Judgement, Rewards, spread, told
 from grpo.language.samples import Prompt, Sample, laid, lengths_of, rewards_of
 from grpo.language.scoring.policy import LanguagePolicy
@@ -65,7 +65,7 @@ class LanguageSource:
         player: Player,
         tokens: Tokens,
         prompts: Prompts,
-        held_out: Prompts | None,
+        held_out: Mapping[str, Prompts],
         rewards: Rewards,
         config: LanguageConfig,
     ) -> None:
@@ -85,6 +85,8 @@ class LanguageSource:
             if not isinstance(engine, InlineEngine):
                 raise ConfigError(f"speculate needs our own loop to sample; with engine={engine.name} leave it out")
             self.speculation = Speculation(config.speculate, config.seed, prompts, config.groups_per_step)
+        self.adapts: Remembers | None = None
+        """Moves the entropy bonus between steps, where that was asked for."""
         self._version: int | None = None
         self._held = -1
         """What the sampler's weights are called: steps that had been learned from."""
@@ -378,10 +380,13 @@ class LanguageSource:
 
     def evaluate(self, step: int) -> Mapping[str, float | None]:
         """Held-out prompts, by the current policy; nothing where there are none."""
-        if self.held_out is None:
-            return {}
+        return self.judge_held_out().metrics() if self.held_out else {}
+
+    def judge_held_out(self) -> Evaluation:
+        """All sets of held-out rows, each by its name where there are several."""
         limit, samples = self.config.eval_prompts, self.config.eval_samples
-        return self.judge_rows(self.held_out, samples, limit).metrics()
+        made = {name: self.judge_rows(prompts, samples, limit) for name, prompts in self.held_out.items()}
+        return made[""] if "" in made else of_several(made)
 
     def judge_rows(self, prompts: Prompts, samples: int, limit: int | None) -> Evaluation:
         """How well these rows are answered: greedily for one sample a prompt, else sampled."""
@@ -393,6 +398,7 @@ class LanguageSource:
         """The count of tokens, the data's position where it is a stream, drafts; all else follows from the step."""
         place = self._steps[min(self._steps)][0] if self._steps else self.prompts.state()
         values = {"num_tokens": self.num_tokens, "data": self.prompts.fingerprint, **place}
+        values |= {} if self.adapts is None else {"entropy": self.adapts.state()}
         return State(values, {} if self.speculation is None else self.speculation.state())
 
     def load_state(self, state: State) -> None:
@@ -403,11 +409,13 @@ class LanguageSource:
                 "the data set has changed since this was saved; a run goes on with the rows it began with. Restore "
                 "them, or begin a new run from the model it left"
             )
-        if self.held_out is not None and self.prompts.fingerprint != before:
-            self.held_out.take_whole()
+        for held_out in self.held_out.values() if self.prompts.fingerprint != before else ():
+            held_out.take_whole()
         if self.speculation is not None:
             self.speculation.load_state(state.arrays)
         self.num_tokens = int(state.values["num_tokens"])
+        if self.adapts is not None and "entropy" in state.values:
+            self.adapts.load_state(state.values["entropy"])
         self.prompts.load_state(state.values)
         self._steps, self._version = {}, None
 

@@ -17,18 +17,23 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from grpo.config import ConfigError
 from grpo.language import preflight
 from grpo.language.build import Given, Parts, build, name_of, prompts_of
+from grpo.language.checks import notices
+from grpo.language.compat import tables
 from grpo.language.compat.callbacks import Callbacks
 from grpo.language.compat.easydel import vInference
+from grpo.language.compat.entropy import AdaptiveEntropy
+from grpo.language.compat.known import KnownTrainer
+from grpo.language.compat.rollouts import RolloutFunction
 from grpo.language.config import LanguageConfig
-from grpo.language.evaluate import EVALUATION, Evaluation
+from grpo.language.data.prompts import Prompts
+from grpo.language.evaluate import EVALUATION, Evaluation, of_several
 from grpo.language.model import output
 from grpo.language.model.teacher import NoTeacher
 from grpo.language.model.warmup import warm_start
+from grpo.language.rates import rate_of
 from grpo.language.rewards.builtin import BUILTIN
 from grpo.language.rewards.lookup import Unloaded
 from grpo.language.samples import Message
@@ -41,7 +46,6 @@ from grpo.run import hub
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
 from grpo.run.progress import printable
-from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.seeding import mixed
 from grpo.together import by_chief, same_weights
 from grpo.trainer import Trainer
@@ -134,12 +138,14 @@ class Around:
         )
 
 
-class GRPOTrainer(RunTrainer):
+class GRPOTrainer(KnownTrainer):
     """Prompts in, better answers out.
 
     model: a hub id, a folder, a .gguf file, or a loaded model. reward_funcs: one or several functions, names of
     built-in ones, `file.py:name`, or reward models. args (or arguments): a `GRPOConfig`. train_dataset: rows, a
     `datasets` one, a file or a hub id. tools: Python functions, or a `Toolbox` that says how calls are written.
+    environment: answers completions (`reset`, `step`). environment_factory: TRL's kind, whose methods are tools; one or
+    several by name. rollout_func: makes the completions itself, from prompts and this trainer.
     """
 
     source: LanguageSource
@@ -157,13 +163,15 @@ class GRPOTrainer(RunTrainer):
         eval_dataset: Any = None,
         processing_class: Any = None,
         reward_processing_classes: Any = None,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         quantization_config: Any = None,
         peft_config: Any = None,
         tools: Any = None,
         environment: Any = None,
         *,
+        rollout_func: Any = None,
+        environment_factory: Any = None,
         arguments: LanguageConfig | None = None,
         vinference: vInference | None = None,
         ref_model: Any = None,
@@ -180,11 +188,16 @@ class GRPOTrainer(RunTrainer):
             processing_class = vinference.tokenizer if processing_class is None else processing_class
         given = Given(
             model, reward_funcs, train_dataset, eval_dataset, processing_class, reward_processing_classes, optimizers,
-            quantization_config, peft_config, tools, environment, ref_model, teacher_model,
+            quantization_config, peft_config, tools, environment, ref_model, teacher_model, rollout_func,
+            environment_factory,
         )  # fmt: skip
         parts = build(config, given)
-        self.tokens, self.chat = parts.tokens, parts.chat
-        self._own = self._callbacks = Callbacks(callbacks)
+        for notice in notices(parts.config):
+            warnings.warn(notice, stacklevel=2)
+        self.tokens, self.chat, self.given = parts.tokens, parts.chat, given
+        self._callbacks, self._passing = Callbacks(callbacks or ()), list[Any]()
+        adaptive = AdaptiveEntropy(parts.config) if parts.config.use_adaptive_entropy else None
+        parts.source.adapts = adaptive
         self._around = Around(parts, optimizers[1], lambda: self.watched)
         super().__init__(
             parts.config,
@@ -192,11 +205,20 @@ class GRPOTrainer(RunTrainer):
             parts.reference,
             optimizer=parts.optimizer,
             source=parts.source,
-            hooks=[self._around],
+            hooks=[self._around, *([adaptive] if adaptive else []), self._callbacks],
             teacher=parts.teacher,
             ranks=parts.ranks,
         )
         self.source.output = self.save_model
+        self._judged: Evaluation | None = None
+        if isinstance(self.source.player, RolloutFunction):
+            self.source.player.trainer = self
+        self._introduce_callbacks()
+
+    def _introduce_callbacks(self) -> None:
+        """What their events hand over."""
+        handed = {"model": self.model, "processing_class": self.processing_class, "optimizer": self.optimizer}
+        self._callbacks.attach(self.config, self.state, handed)
 
     # --- its runs ---------------------------------------------------------------------------------------------------
 
@@ -208,7 +230,12 @@ class GRPOTrainer(RunTrainer):
     @property
     def evaluation(self) -> Callable[[int], Mapping[str, Any]] | None:
         """On held-out rows, where there are some."""
-        return None if self.source.held_out is None else self.source.evaluate
+        return self._evaluated if self.source.held_out else None
+
+    def _evaluated(self, step: int) -> Mapping[str, float | None]:
+        """An evaluation during a run, which its log will tell of."""
+        self._judged = self.source.judge_held_out()
+        return self._judged.metrics()
 
     def cannot_evaluate(self) -> str:
         """What is missing."""
@@ -218,8 +245,9 @@ class GRPOTrainer(RunTrainer):
         )
 
     def planned(self, asked: Mapping[str, Any], kept: bool) -> RunConfig:
-        """As the settings say, which hold a plan of their own."""
-        return self.config.run.model_copy(update=dict(asked))
+        """As the settings say, which hold a plan of their own; what they count in epochs becomes steps."""
+        once = {name: max(1, round(self.source.epoch_steps())) for name in self.config.by_epoch}
+        return self.config.run.model_copy(update=once | dict(asked))
 
     def total_steps(self, how: RunConfig) -> int:
         """Steps of the run: as given, or so many passes over the data; three where nothing is said."""
@@ -230,20 +258,36 @@ class GRPOTrainer(RunTrainer):
     def schedule(self, steps: int) -> None:
         """Tell how many steps the run will have: schedules, reward functions and callbacks want to know."""
         self._around.total = self.source.max_steps = steps
+        self._callbacks.log_every = self.config.run.log_every
         self._callbacks.begin(steps)
 
     def listening(self, callbacks: Sequence[Any]) -> Sequence[Callable[[StepReport], Any]]:
         """All are told in one place, after those of the constructor: they may be transformers' own kind."""
-        self._callbacks = Callbacks([*self._own.all, *callbacks])
+        for callback in self._passing:  # of an earlier run
+            self._callbacks.pop(callback)
+        before = len(self._callbacks.all)
+        for callback in callbacks:
+            self._callbacks.add(callback)
+        self._passing = self._callbacks.all[before:]
         return ()
 
     def stops(self, report: StepReport) -> bool:
-        """Whether a callback ends the run."""
-        return self._callbacks.step_done(report, self._around.total or report.step)
+        """Whether a callback ends the run; one that wants an evaluation gets it first."""
+        judged, self._judged = self._judged, None
+        row = {} if judged is None else self._in_their_words(judged)
+        over = self._callbacks.step_done(report, self._around.total or report.step, self.recipe, row)
+        if self.config.log_completions and self.ranks.chief and report.step % self.config.run.log_every == 0:
+            folder = None if self.run_folder is None else Path(self.run_folder)
+            tables.show(tables.completions(report), self.config, folder, self.watched)
+        if self._callbacks.wishes("should_evaluate") and judged is None and self.source.held_out:
+            judged = self.source.judge_held_out()
+            report.metrics |= {f"eval/{name}": value for name, value in judged.metrics().items()}
+            self._callbacks.evaluated(self._in_their_words(judged))
+        return over
 
     def finish(self, reason: str, folder: Path | None) -> None:
         """Tell the callbacks; upload the model where that was asked for."""
-        self._callbacks.end(self._around.total or 0)
+        self._ended = self._callbacks.end()
         if folder is not None and reason in ("done", "stopped") and self.config.push_to_hub:
             print(f"uploaded: {self.push_to_hub(folder / 'model')}")
 
@@ -258,17 +302,54 @@ class GRPOTrainer(RunTrainer):
         """The trained module."""
         return self.policy.model
 
-    def evaluate(self, dataset: Any = None, samples: int | None = None, limit: int | None = None) -> Evaluation:
-        """Accuracy, pass@k and rewards on held-out rows: `eval_dataset`, or the ones given here."""
-        prompts = self.source.held_out
-        if dataset is not None:
-            own = isinstance(dataset, str) and dataset == self.config.dataset
-            split = self.config.eval_split if own and self.config.eval_split else "train"
-            split = "test" if isinstance(dataset, str) and dataset in TASKS else split
-            prompts = prompts_of(self.config, self.chat, dataset, split, self.source.engine.context)
-        if prompts is None:
+    def evaluate(
+        self,
+        dataset: Any = None,
+        samples: int | None = None,
+        limit: int | None = None,
+        *,
+        eval_dataset: Any = None,
+        ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+    ) -> Evaluation:
+        """Accuracy, pass@k and rewards on held-out rows: `eval_dataset`, or the ones given here (several by name).
+
+        As a mapping it has TRL's metrics: eval_reward, eval_rewards/NAME/mean, eval_NAME_reward of several sets.
+        """
+        dataset = eval_dataset if dataset is None else dataset
+        several = self.source.held_out if dataset is None else self._rows_of(dataset)
+        if not several:
             raise ConfigError("there are no held-out rows; give eval_dataset, or a data set to evaluate on")
-        return self.source.judge_rows(prompts, samples or self.config.eval_samples, limit)
+        count = samples or self.config.eval_samples
+        each = {name: self.source.judge_rows(prompts, count, limit) for name, prompts in several.items()}
+        made = each[""] if "" in each else of_several(each)
+        made = replace(made, logs=self._in_their_words(made, metric_key_prefix))
+        self._callbacks.evaluated(made.logs)
+        return made
+
+    def _rows_of(self, dataset: Any) -> Mapping[str, Prompts]:
+        """Held-out prompts of rows that are given, of one data set or of several by name; a name may be a set's own."""
+        if isinstance(dataset, str) and dataset in self.source.held_out:
+            return {"": self.source.held_out[dataset]}
+        found = {}
+        for name, rows in (dataset if isinstance(dataset, Mapping) else {"": dataset}).items():
+            own = isinstance(rows, str) and rows == self.config.dataset
+            split = self.config.eval_split if own and self.config.eval_split else "train"
+            split = "test" if isinstance(rows, str) and rows in TASKS else split
+            found[str(name)] = prompts_of(self.config, self.chat, rows, split, self.source.engine.context)
+        return found
+
+    def predict(self, test_dataset: Any, ignore_keys: Any = None, metric_key_prefix: str = "test") -> Any:
+        """Completions of these rows, with what the rewards say of them, as transformers' `PredictionOutput`."""
+        from transformers.trainer_utils import PredictionOutput
+
+        each = {name: self.source.judge_rows(p, self.config.eval_samples, None) for name, p in
+                self._rows_of(test_dataset).items()}  # fmt: skip
+        made = each[""] if "" in each else of_several(each)
+        told = self._in_their_words(made, metric_key_prefix)
+        self._callbacks.tell("on_predict", metrics=told)
+        texts: Any = [sample.text for one in each.values() for sample in one.samples]
+        return PredictionOutput(texts, None, told)
 
     def reply(self, messages: Sequence[Message], **sampling: Any) -> str:
         """What the model answers to a conversation; one without a chat template answers the last message alone."""
@@ -304,13 +385,44 @@ class GRPOTrainer(RunTrainer):
             data=self.config.dataset,
         )
 
-    def push_to_hub(self, folder: str | Path | None = None) -> str:
-        """Upload a saved model (it is written first where no folder is given); returns where it is."""
+    def _write_card(self, path: Path, name: str | None, data: str | None, tags: Sequence[str]) -> None:
+        output.write_card(
+            path,
+            self.model,
+            self.config,
+            step=self.steps_done,
+            metrics=self._measured(),
+            rewards=tuple(self.source.rewards.names),
+            data=data or self.config.dataset,
+            name=name or self.name or self.config.run.name,
+            tags=tags,
+        )
+
+    def push_to_hub(
+        self,
+        folder: str | Path | None = None,
+        *,
+        commit_message: str | None = None,
+        revision: str | None = None,
+        model_name: str | None = None,
+        dataset_name: str | None = None,
+        tags: str | Sequence[str] | None = None,
+    ) -> str:
+        """Upload a saved model (it is written first where no folder is given); returns where it is.
+
+        model_name, dataset_name, tags: for its card.
+        """
+        if isinstance(folder, str) and not Path(folder).exists():  # TRL's first argument is the message
+            commit_message, folder = folder, None
         path = self.save_model() if folder is None else Path(folder)
+        if self.ranks.chief and (model_name or dataset_name or tags):
+            self._write_card(path, model_name, dataset_name, [tags] if isinstance(tags, str) else list(tags or ()))
         if self.ranks.chief and not path.exists():
             raise ConfigError(f"{path}: the model was not written, so that it cannot be uploaded; see events.jsonl")
         repo = self.config.hub_model_id or self.name or self.config.run.name or self.run_name
-        return hub.push(path, repo, self.config.hub_private) if self.ranks.chief else str(repo)
+        how: dict[str, Any] = {"message": commit_message} if commit_message else {}
+        how |= {"revision": revision} if revision else {}
+        return hub.push(path, repo, self.config.hub_private, **how) if self.ranks.chief else str(repo)
 
     def _measured(self) -> Mapping[str, float | None]:
         """Metrics of the step whose weights these are (the best one's, say), evaluations too."""
@@ -338,32 +450,3 @@ def make_speaker(config: LanguageConfig) -> GRPOTrainer:
     rewards = [word if word.partition(":")[0] in BUILTIN else Unloaded(word) for word in config.rewards]
     teacher = NoTeacher() if config.recipe.teacher_coef else None
     return GRPOTrainer(args=config.but(rewards=()) if rewards else config, reward_funcs=rewards, teacher_model=teacher)
-
-
-def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:
-    """The factor on the learning rate at a step, given how many there will be."""
-    if given is not None:
-        lambdas = getattr(given, "lr_lambdas", None)
-        if not lambdas:
-            raise ConfigError("a scheduler must be a LambdaLR (transformers.get_scheduler), so that a run can resume")
-        return lambda step, total: float(lambdas[0](step))
-    if config.lr_schedule == "constant" and not config.warmup_steps and not config.warmup_ratio:
-        return lambda step, total: 1.0
-    from transformers import get_scheduler
-
-    name = {"constant": "constant_with_warmup"}.get(config.lr_schedule, config.lr_schedule)
-    dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-
-    def factor(step: int, total: int | None) -> float:
-        needs = name != "constant_with_warmup"
-        if total is None and (needs or config.warmup_ratio):
-            raise ConfigError(f"lr_schedule={config.lr_schedule} needs to know the length of the run; call train()")
-        warmup = config.warmup_steps or round(config.warmup_ratio * (total or 0))
-        made = get_scheduler(name, dummy, num_warmup_steps=warmup, num_training_steps=total)
-        return float(made.lr_lambdas[0](step))
-
-    try:
-        factor(0, 10)
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"lr_schedule={config.lr_schedule}: {error}") from None
-    return factor

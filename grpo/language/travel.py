@@ -16,7 +16,7 @@ import torch
 from grpo.language.samples import Prompt, Sample
 from grpo.protocols import State
 
-ARRAYS = ("prompt", "ids", "made", "logp", "version")
+ARRAYS = ("prompt", "ids", "made", "logp", "version", "environment")
 """Fields of a sample that do not travel as plain values; versions travel in the rollouts."""
 
 

@@ -18,12 +18,19 @@ def is_id(text: str) -> bool:
     return bool(_ID.fullmatch(text)) and not Path(text).exists()
 
 
-def push(path: Path, repo: str, private: bool, what: str = "Model") -> str:
+def push(
+    path: Path, repo: str, private: bool, what: str = "Model", message: str | None = None, revision: str | None = None
+) -> str:
     """Upload the folder; returns where it is."""
     hub = _hub("push_to_hub")
     try:
         made = hub.create_repo(repo, private=private, exist_ok=True)
-        hub.upload_folder(repo_id=made.repo_id, folder_path=str(path), commit_message=f"{what} trained with anygrpo")
+        if revision is not None:
+            hub.create_branch(made.repo_id, branch=revision, exist_ok=True)
+        how = {"commit_message": message or f"{what} trained with anygrpo"} | (
+            {"revision": revision} if revision else {}
+        )
+        hub.upload_folder(repo_id=made.repo_id, folder_path=str(path), **how)
     except Exception as error:  # whatever the network and the hub may say: what was trained is safe on disk
         raise ConfigError(
             f"{path} was written, and could not be uploaded to {repo}: {_reason(error)}; log in with `hf auth login` "

@@ -81,6 +81,10 @@ class Options:
     """Ends the run, with a checkpoint, once it returns True, or why in words."""
     after: Sequence[str] = ()
     """Commands that make something of the folder, which the end names."""
+    saves_too: Callable[[StepReport], bool] = lambda report: False
+    """Whether a checkpoint is wanted after this step, whatever is due; asked after `stop`."""
+    saved: Callable[[int], None] = lambda step: None
+    """Told of the step of a checkpoint that the loop has taken."""
     failure_budget: float = 0.01
     """Share of samples that may fail."""
     harmless: frozenset[str] = checkpoint.HARMLESS
@@ -211,9 +215,11 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         if how.stop is not None and (said := how.stop(report)):
             session.end("stopped", said if isinstance(said, str) else "")
         planned = _due(report.step, every) or (due and judged_by_evaluation)  # only what was evaluated can be the best
+        planned = how.saves_too(report) or planned
         long = report.step < steps and waited.too_long(every - 1 if report.step == 1 else 0)
         if session.agree(asked, planned or long):
             session.save(planned=planned)
+            how.saved(report.step)
             waited.restart()
     if report is not None and how.sample_every and kept != report.step:
         session.sample(report, how.sample_groups, filmed=report.step >= SELDOM)

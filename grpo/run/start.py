@@ -74,6 +74,8 @@ def start(
         evaluate=trainer.evaluation if how.evaluate_every else None,
         stop=lambda report: _enough([stop(report), trainer.stops(report)], how, report),
         after=trainer.looked_at_with,
+        saves_too=trainer.saves_too,
+        saved=trainer.saved,
     )
     if folder is None or summary.step <= steps:  # else it had done more already, and nothing was done now
         trainer.finish(summary.reason, summary.folder)

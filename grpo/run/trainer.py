@@ -96,7 +96,7 @@ class GRPOTrainer(Trainer):
             "trackers": () if trackers is None else tuple(name for name in trackers if isinstance(name, str)) or None,
             "project": project,
         }
-        return train(
+        reports = train(
             self,
             {name: value for name, value in asked.items() if value is not None},
             states=states,
@@ -107,6 +107,7 @@ class GRPOTrainer(Trainer):
             resume=resume_from_checkpoint,
             overwrite=overwrite,
         )
+        return self.told(reports)
 
     # --- what a room may say about its runs -------------------------------------------------------------------------
 
@@ -156,5 +157,16 @@ class GRPOTrainer(Trainer):
         """Told each step; True ends the run."""
         return False
 
+    def saves_too(self, report: StepReport) -> bool:
+        """Whether a checkpoint is wanted after this step, beside those that are due."""
+        return False
+
+    def saved(self, step: int) -> None:
+        """Told of a checkpoint of this step, once its arrays are copied."""
+
     def finish(self, reason: str, folder: Path | None) -> None:
         """Told how a run ended, after its last."""
+
+    def told(self, reports: list[StepReport]) -> list[StepReport]:
+        """What `train` returns."""
+        return reports

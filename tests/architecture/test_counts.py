@@ -38,6 +38,8 @@ FOREIGN = {
     ],
     "data sets": ["rows.origin", "rows.map", "rows.features"],
     "images of Pillow": ["given.convert"],
+    "transformers' callbacks and trackers' modules": ["callback.*", "tracker.run"],
+    "nodes of a program": ["tree.args"],
     "transformers' and PEFT's modules": [
         *("model.generate", "model.config", "getattr(engine, 'model', None).config", "module.weight", "module.eps"),
         *("causal.model", "attention.q_norm", "attention.scaling", "head.weight", "layers[-1].*", "model.peft_config"),

@@ -1,61 +1,169 @@
-"""Callbacks: plain functions of a report, or transformers' `TrainerCallback` objects."""
+"""Callbacks: plain functions of a report, or transformers' `TrainerCallback` objects, and the history these read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from grpo.trainer import StepReport
+from grpo.language.compat.history import expect_known, final_row, mean_row, step_row
+from grpo.recipes import Recipe
+from grpo.trainer import StepReport, Trainer
+
+if TYPE_CHECKING:
+    from grpo.language.compat.state import RunState
 
 MOST = 10_000
-"""Steps of `TrainerState.log_history`, the last ones: a run may be longer than memory is large."""
+"""Rows of `TrainerState.log_history`, the last ones: a run may be longer than memory is large."""
 
 
 class Callbacks:
     """What a user wants to be told.
 
-    A function gets each report and ends the run by returning False; a `TrainerCallback` gets on_train_begin,
-    on_step_end, on_log, on_evaluate and on_train_end, and ends it with `control.should_training_stop`.
+    A function gets each report and ends the run by returning False. A `TrainerCallback` gets the events of
+    transformers' trainers with `args`, `state` and `control`, whose flags are heeded: should_training_stop,
+    should_save, should_evaluate and should_log.
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
-        self.all = [callback() if isinstance(callback, type) else callback for callback in callbacks]
-        for callback in self.all:
-            if not callable(callback) and not hasattr(callback, "on_step_end"):
-                raise TypeError(f"{type(callback).__name__} is neither a function nor a TrainerCallback")
-        self._objects = [callback for callback in self.all if hasattr(callback, "on_step_end")]
+        self.all: list[Any] = []
+        self.args: Any = None
+        self.known: Mapping[str, Any] = {}
+        """What every event hands over besides: model, processing_class, optimizer."""
+        self.log_every = 1
+        self._state: Any = None
+        self._control: Any = None
+        self._running = False
+        self._waiting: list[dict[str, float]] = []
+        self._said: dict[str, float] = {}
+        self._began = self._step_began = time.perf_counter()
+        self._first, self._samples = 0, 0.0
+        for callback in callbacks:
+            self.add(callback)
+
+    def add(self, callback: Any) -> None:
+        """One more, an object or its class."""
+        made = callback() if isinstance(callback, type) else callback
+        if not callable(made) and not hasattr(made, "on_step_end"):
+            raise TypeError(f"{type(made).__name__} is neither a function nor a TrainerCallback")
+        self.all.append(made)
+
+    def pop(self, callback: Any) -> Any:
+        """Take one away, by itself or its class; None: there is no such."""
+        for mine in self.all:
+            if mine is callback or (isinstance(callback, type) and type(mine) is callback):
+                self.all.remove(mine)
+                return mine
+        return None
+
+    @property
+    def _objects(self) -> list[Any]:
+        return [callback for callback in self.all if hasattr(callback, "on_step_end")]
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def attach(self, args: Any, state: RunState, known: Mapping[str, Any]) -> None:
+        """What events hand over, from the trainer that is built."""
+        from transformers import TrainerControl
+
+        self.args, self._state, self.known = args, state, known
+        self._control = TrainerControl()
+        self.tell("on_init_end")
 
     def begin(self, total: int) -> None:
         """Before the first step; what a former run was told, its end included, is forgotten."""
-        if self._objects:
-            from transformers import TrainerControl, TrainerState
+        state = self._state
+        self._running, self._control.should_training_stop = True, False
+        state.max_steps, state.log_history, state.logging_steps = total, [], self.log_every
+        self._waiting, self._samples, self._first = [], 0.0, -1
+        self._began = self._step_began = time.perf_counter()
+        self.tell("on_train_begin")
 
-            self._state: Any = TrainerState(max_steps=total)
-            self._control: Any = TrainerControl()
-        self._tell("on_train_begin")
+    def before(self, trainer: Trainer) -> None:
+        """A step begins."""
+        if not self._running:  # a bare step
+            return
+        if self._first < 0:
+            self._first = trainer.steps_done
+            self.tell("on_epoch_begin")
+        self._state.global_step, self._step_began = trainer.steps_done, time.perf_counter()
+        self.tell("on_step_begin")
 
-    def step_done(self, report: StepReport, total: int) -> bool:
-        """After each step; True: the run shall end."""
+    def after(self, trainer: Trainer, report: StepReport) -> None:
+        """What scripts logged since the last step goes along with its metrics."""
+        report.metrics |= self._said
+        self._said = {}
+
+    def step_done(self, report: StepReport, total: int, recipe: Recipe, evaluated: Mapping[str, float]) -> bool:
+        """After each step, with what an evaluation found; True: the run shall end."""
         functions = [callback for callback in self.all if callback not in self._objects]
         asked = [function(report) is False for function in functions]
-        if not self._objects:
-            return any(asked)
-        known = {name: value for name, value in report.metrics.items() if value is not None}
-        self._state.global_step, self._state.max_steps, self._state.epoch = report.step, total, known.get("epoch")
-        self._state.log_history.append({**known, "step": report.step})
-        del self._state.log_history[:-MOST]
-        self._tell("on_step_end")
-        self._tell("on_log", logs=known)
-        judged = {name: value for name, value in known.items() if name.startswith("eval/")}
-        if judged:
-            self._tell("on_evaluate", metrics=judged)
+        state, row = self._state, step_row(report, recipe)
+        row["step_time"] = time.perf_counter() - self._step_began
+        before, epoch = state.epoch, report.metrics.get("epoch")
+        state.global_step, state.max_steps, state.epoch = report.step, total, epoch
+        state.num_input_tokens_seen = int(row.get("num_tokens", 0))
+        self._samples += len(report.experience)
+        self._waiting.append(row)
+        self.tell("on_step_end")
+        if epoch is not None and math.floor(epoch + 1e-9) > math.floor((before or 0.0) + 1e-9):
+            self.tell("on_epoch_end")
+        if report.step % self.log_every == 0 or self._control.should_log:
+            self._log_steps({})
+        if evaluated:
+            self.evaluated(evaluated)
+        expect_known(self._control)
         return any(asked) or bool(self._control.should_training_stop)
 
-    def end(self, total: int) -> None:
-        """After the last step."""
-        self._tell("on_train_end")
+    def wishes(self, what: str) -> bool:
+        """Whether a callback asked for this since it was last asked (should_save, should_evaluate)."""
+        flags = vars(self._control)
+        asked, flags[what] = bool(flags[what]), False
+        return asked
 
-    def _tell(self, event: str, **more: Any) -> None:
+    def evaluated(self, row: Mapping[str, float]) -> None:
+        """An evaluation was made: a row of its own."""
+        self.log(row)
+        self.tell("on_evaluate", metrics=dict(row))
+
+    def log(self, row: Mapping[str, float]) -> None:
+        """A row of log_history, with its step and epoch."""
+        told = dict(row) | ({} if self._state.epoch is None else {"epoch": self._state.epoch})
+        self._state.log_history.append({**told, "step": self._state.global_step})
+        del self._state.log_history[:-MOST]
+        self._control.should_log = False
+        self.tell("on_log", logs=told)
+
+    def say(self, row: Mapping[str, float]) -> None:
+        """What a script logs: a row at once, and part of the next step's metrics."""
+        self._said |= row
+        self.log(row)
+
+    def end(self) -> dict[str, float]:
+        """After the last step: the run's own row, with metrics that were still waiting."""
+        self._running = False
+        steps = max(self._state.global_step - max(self._first, 0), 0)
+        rows = [row for row in self._state.log_history if "loss" in row and "train_runtime" not in row]
+        last = final_row([*rows, *self._waiting], time.perf_counter() - self._began, steps, self._samples)
+        if (
+            not self._waiting and rows
+        ):  # as in TRL where nothing was logged before: callbacks find their metrics here too
+            self._waiting = [{name: value for name, value in rows[-1].items() if name not in ("step", "epoch")}]
+        self._log_steps(last)
+        self.tell("on_epoch_end")
+        self.tell("on_train_end")
+        return last
+
+    def _log_steps(self, more: Mapping[str, float]) -> None:
+        if self._waiting or more:
+            self.log({**mean_row(self._waiting), **more})
+        self._waiting = []
+
+    def tell(self, event: str, **more: Any) -> None:
+        """An event, to the objects that know it."""
         for callback in self._objects:
-            changed = getattr(callback, event)(None, self._state, self._control, **more)
-            self._control = changed or self._control
+            heard: Callable[..., Any] | None = getattr(callback, event, None)
+            if heard is not None:
+                changed = heard(self.args, self._state, self._control, **self.known, **more)
+                self._control = changed or self._control

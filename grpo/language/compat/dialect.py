@@ -26,6 +26,7 @@ from grpo.dialects.spelling import (
 )
 from grpo.errors import nearest
 from grpo.language.compat.easydel_dialect import EASYDEL
+from grpo.language.compat.generation import NEUTRAL, NOT_SAMPLED
 from grpo.language.compat.rlinf import RLINF
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -107,6 +108,10 @@ def _generation_kwargs(value: Any) -> Settings:
     found: Settings = {}
     for key, item in _block(value).items():
         if key == "do_sample" and truth(item):
+            continue
+        if key in NOT_SAMPLED:
+            if item not in (None, 0, False, [], (), *NEUTRAL.get(key, ())):
+                raise ValueError(f"{key}={item!r} is not done here: {NOT_SAMPLED[key]}")
             continue
         if key not in _GENERATION:
             raise ValueError(f"{key} is not one of {', '.join(_GENERATION)}{nearest(key, list(_GENERATION))}")
@@ -190,7 +195,6 @@ def reference(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Se
 _SHARDED = "weights are divided among ranks by shard=weights (states, gradients), started with torchrun or --ranks"
 _EVALUATION = "held-out prompts are sampled and judged by the rewards, a batch at a time; there is nothing to gather"
 _LOADER = "prompts are small and read in this process; dataset_num_proc tokenises them beforehand"
-_ENTROPY = "the bonus has one weight, entropy_coef"
 _COMPILE = "torch_compile uses inductor in its default mode"
 _PRECISE = "evaluation uses the weights as they are trained, in the precision of dtype"
 _HUB = "push_to_hub uploads once, when training ends; trainer.push_to_hub() at any time"
@@ -298,11 +302,6 @@ FIELDS = (
              together=reference),
     Spelling("sync_ref_model", "ref_sync_steps, ref_mixup_alpha", "false: the other two are then not read",
              together=reference),
-    refuse("use_adaptive_entropy", _ENTROPY),
-    refuse("entropy_coef_min", _ENTROPY, 0, 0.0),
-    refuse("entropy_coef_max", _ENTROPY, 1, 1.0),
-    refuse("entropy_coef_delta", _ENTROPY, 0.005),
-    refuse("entropy_target", _ENTROPY, 0.2),
     *(Spelling(f"vllm_importance_sampling_{word}", "mismatch, mismatch_level, mismatch_high, mismatch_low", default,
                together=_mismatch) for word, default in (
         ("correction", "true, as here with use_vllm; engine=vllm alone leaves it to the recipe"),
@@ -324,9 +323,6 @@ FIELDS = (
     accept("batch_eval_metrics", _EVALUATION, False),
     accept("prediction_loss_only", _EVALUATION, False),
     # logging
-    always("log_completions", "samples are kept in the run folder, every sample_every steps"),
-    refuse("num_completions_to_print", "look at the samples in the run folder; see sample_every"),
-    refuse("log_unique_prompts", "samples are kept in whole groups"),
     refuse("log_multimodal", "prompts are text", True),
     refuse("log_completions_hub_repo", "samples stay in the run folder"),
     accept("logging_first_step", "log_history and the run folder have every step", False),

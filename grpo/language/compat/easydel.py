@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo.config import ConfigError
 from grpo.errors import nearest
+from grpo.language.compat.generation import NEUTRAL, NOT_SAMPLED
 from grpo.language.config import LanguageConfig
 
 NAMES = {
@@ -23,27 +24,14 @@ NAMES = {
 """Its words and ours."""
 
 _DEVICES = "a model is where its device says, in one process"
-_LIKELIEST = "completions are sampled one token at a time, by the probabilities that are trained"
 NOT_DONE = {
     "input_partition_spec": _DEVICES,
     "partition_axis": _DEVICES,
     "partition_rules": _DEVICES,
     "mesh": _DEVICES,
-    "num_beams": _LIKELIEST,
-    "length_penalty": _LIKELIEST,
-    "presence_penalty": _LIKELIEST,
-    "frequency_penalty": _LIKELIEST,
-    "no_repeat_ngram_size": _LIKELIEST,
-    "suppress_tokens": _LIKELIEST,
-    "forced_bos_token_id": _LIKELIEST,
-    "forced_eos_token_id": _LIKELIEST,
-    "min_length": _LIKELIEST,
-    "min_new_tokens": _LIKELIEST,
-    "max_length": "it counts the prompt too; give max_new_tokens",
+    **NOT_SAMPLED,
 }
 """Its words that are not done here, each with why; a value that asks for nothing may stand there."""
-NEUTRAL: dict[str, tuple[Any, ...]] = {"num_beams": (1,), "length_penalty": (1.0,), "max_length": (20,)}
-"""Values that ask for nothing, besides None and 0; 20 is what a configuration holds where nobody set it."""
 NOT_READ = (
     "do_sample", "inference_name", "report_metrics", "streaming_chunks", "pad_token_id", "bos_token_id", "eos_token_id",
     "use_cache", "transformers_version",

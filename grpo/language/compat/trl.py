@@ -37,7 +37,10 @@ OWN_NAME = {
     "beta": "", "num_iterations": "", "epsilon": "", "delta": "",
     "epsilon_high": "none: epsilon; loss_type cispo has a cap of 5 here unless it is given",
     "vespo_k_pos": "", "vespo_lambda_pos": "", "vespo_k_neg": "", "vespo_lambda_neg": "",
-    "reward_weights": "", "entropy_coef": "",
+    "reward_weights": "", "entropy_coef": "", "entropy_target": "",
+    "use_adaptive_entropy": "its weight moves once a step",
+    "entropy_coef_min": "", "entropy_coef_max": "", "entropy_coef_delta": "", "log_completions": "",
+    "num_completions_to_print": "", "log_unique_prompts": "",
 }  # fmt: skip
 """Fields that are ours by the same name and in the same sense, with what differs."""
 

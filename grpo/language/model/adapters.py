@@ -29,6 +29,12 @@ def with_adapter(
 
     A model that has an adapter already goes on with it. left_out: parts that get none.
     """
+    learned = [peft_config, *(model.peft_config.values() if is_adapted(model) else ())]
+    if any(getattr(one, "is_prompt_learning", False) for one in learned):
+        raise ConfigError(
+            "prompt-learning adapters put tokens of their own before the prompt, which scoring here knows nothing of; "
+            "use LoRA (LoraConfig)"
+        )
     if is_adapted(model):
         if peft_config is not None or config.lora_rank or config.adapter:
             raise ConfigError("the model has an adapter already; leave peft_config, lora_rank and adapter out")

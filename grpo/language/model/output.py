@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +46,30 @@ def save_model(
     else:
         kept.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    card = _card(config, _base(model, config), is_adapted(kept), step, metrics or {}, rewards, data, name)
+    write_card(
+        path, model, config, adapter=is_adapted(kept), step=step, metrics=metrics, rewards=rewards, data=data, name=name
+    )
+    return path
+
+
+def write_card(
+    path: Path,
+    model: Any,
+    config: LanguageConfig,
+    *,
+    adapter: bool | None = None,
+    step: int = 0,
+    metrics: Mapping[str, float | None] | None = None,
+    rewards: tuple[str, ...] = (),
+    data: str = "",
+    name: str | None = None,
+    tags: Sequence[str] = (),
+) -> None:
+    """README.md, without secrets."""
+    adapter = is_adapted(model) if adapter is None else adapter
+    card = _card(config, _base(model, config), adapter, step, metrics or {}, rewards, data, name, tags)
     known = Redactor(config.model_dump(mode="json"), sys.argv, os.environ)
     write_atomic(path / "README.md", known.text(card))
-    return path
 
 
 def _remember_sampling(generation: Any, config: LanguageConfig) -> None:
@@ -75,11 +95,13 @@ def _card(
     rewards: tuple[str, ...],
     data: str,
     name: str | None,
+    tags: Sequence[str] = (),
 ) -> str:
     """A model card: how it was trained, and what was measured."""
     recipe = config.recipe
     hub = base and ":" not in base and base != "tiny"
     head = ["---", "library_name: peft" if adapter else "library_name: transformers", "tags:", "- grpo", "- anygrpo"]
+    head += [f"- {tag}" for tag in tags]
     head += [f"base_model: {base}"] if hub else []
     kind = "An adapter" if adapter else "A model"
     settings = {

@@ -24,7 +24,7 @@ class FrozenCopy:
 
     def __init__(self, policy: LanguagePolicy, model: Any = None) -> None:
         made = copy.deepcopy(policy.model) if model is None else model
-        made.requires_grad_(False).eval()
+        self.model = made.requires_grad_(False).eval()
         mine = policy.scorer
         self._policy = policy
         packing = mine.packing if model is None else "auto"  # another architecture may need another

@@ -18,7 +18,7 @@ import copy
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from multiprocessing.reduction import ForkingPickler
@@ -29,7 +29,7 @@ import numpy as np
 
 from grpo.errors import ConfigError, line
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
-from grpo.language.rewards.lookup import find
+from grpo.language.rewards.given import name_of, resolve, tokenizers_of, unique
 from grpo.run.functions import FromFile
 from grpo.workers import CannotStart, Feed, Outcome, Pool, processors
 
@@ -43,6 +43,10 @@ ASYNC_GRACE = 5.0
 MOST_WORKERS = 8
 MOST_ACTORS = 10_000
 """As many as the cluster has processors."""
+TAKEN_FOR_MESSAGES = (
+    "string indices must be integers", "'str' object has no attribute 'get'", "string index out of range",
+)  # fmt: skip
+"""What Python says when a text is read as a list of messages."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +103,12 @@ class Rewards:
         functions = list(functions) if isinstance(functions, (list, tuple)) else [functions]
         if names is not None and len(names) != len(functions):
             raise ConfigError(f"{len(names)} names for {len(functions)} reward functions")
-        tokenizers = _tokenizers(processing_classes, len(functions))
+        tokenizers = tokenizers_of(processing_classes, len(functions))
         found = [
-            _resolve(function, tokenizer, settings or {}, model_device, trust_remote_code)
+            resolve(function, tokenizer, settings or {}, model_device, trust_remote_code)
             for function, tokenizer in zip(functions, tokenizers, strict=True)
         ]
-        self.names = _unique(names or [_name(function) for function in found])
+        self.names = unique(names or [name_of(function) for function in found])
         """What each is called in metrics."""
         self.calls = tuple(Call.of(function, name) for function, name in zip(found, self.names, strict=True))
         self.timeout, self._seed, self._cluster = timeout, seed, cluster
@@ -163,6 +167,8 @@ class Rewards:
     def add(self, pending: Pending, samples: Mapping[int, Sample]) -> None:
         """Some rows, whole groups of them. Worker processes begin with these at once; asynchronous functions, which
         take as long for many as for one, and functions of this process wait for the last."""
+        own = (name for sample in samples.values() for name in sample.prompt.columns)
+        pending.columns = list(dict.fromkeys([*pending.columns, *own]))  # whoever makes samples may add some
         for call in self.calls:
             if samples:
                 call.check(pending.columns)
@@ -211,14 +217,33 @@ class Rewards:
                 for (k, task), outcome in zip(sent, running.result(), strict=True):
                     reply: Reply = outcome.value if outcome.ok else _lost(task, outcome)
                     found.append((k, task, _changed(reply, self.names[k], outcome.changed)))
-            return found
+            return self._heard_as_messages(pending, found)
         finally:
             self.drop(pending)
 
-    def _tasks(self, pending: Pending, k: int, samples: Mapping[int, Sample]) -> list[Task]:
+    def _heard_as_messages(
+        self, pending: Pending, found: list[tuple[int, Task, Reply]]
+    ) -> list[tuple[int, Task, Reply]]:
+        """The same, for functions that read each completion as messages, TRL's way with chats: they get these from
+        now on, and are asked again about what they could not read as text."""
+        if any(sample.prompt.messages is None for sample in pending.samples.values()):
+            return found
+        for k, call in enumerate(self.calls):
+            said = [verdict for other, _, reply in found if other == k for verdict in reply.verdicts]
+            if call.wants_messages or not said or not all(_took_for_messages(verdict) for verdict in said):
+                continue
+            new = replace(call, wants_messages=True)
+            tasks = self._tasks(pending, k, pending.samples, new)
+            replies = [(k, task, self._here(new, task)) for task in tasks]
+            if not all(_took_for_messages(verdict) for _, _, reply in replies for verdict in reply.verdicts):
+                self.calls = tuple(new if call is other else other for other in self.calls)
+                found = [item for item in found if item[0] != k] + replies
+        return found
+
+    def _tasks(self, pending: Pending, k: int, samples: Mapping[int, Sample], call: Call | None = None) -> list[Task]:
         """The calls of one function for these rows."""
-        rows = sorted(samples)
-        made = self.calls[k].tasks([samples[row] for row in rows], pending.columns, pending.state) if rows else []
+        rows, call = sorted(samples), call or self.calls[k]
+        made = call.tasks([samples[row] for row in rows], pending.columns, pending.state) if rows else []
         return [replace(task, rows=tuple(rows[i] for i in task.rows)) for task in made]
 
     def _place(self, pending: Pending, k: int, task: Task) -> str:
@@ -233,7 +258,7 @@ class Rewards:
     def _here(self, call: Call, task: Task) -> Reply:
         """In this process, on copies; awaited in a thread, since a notebook's own has a loop already."""
         try:
-            task = copy.deepcopy(task)
+            task = task if call.asks_environments else copy.deepcopy(task)
         except Exception as error:  # a column that cannot be copied cannot be protected
             warnings.warn(f"reward {call.name}: its arguments cannot be copied ({line(error)})", stacklevel=2)
         if not call.asynchronous:
@@ -272,8 +297,10 @@ class Rewards:
 
     def _stays(self, call: Call) -> bool:
         """Whether it must run in this process; says so, once, unless that is as it should be."""
-        if _is_model(call) or self._cluster is not None:  # Ray sends what it is given, or says why it cannot
-            return _is_model(call)
+        if _is_model(call) or call.asks_environments:
+            return True
+        if self._cluster is not None:  # Ray sends what it is given, or says why it cannot
+            return False
         script = unguarded_script()
         if script is not None:
             _warn_inline(
@@ -304,6 +331,11 @@ class Rewards:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _took_for_messages(verdict: Verdict) -> bool:
+    """Whether a function failed because it read a text as a list of messages."""
+    return verdict.error is not None and any(sign in verdict.error for sign in TAKEN_FOR_MESSAGES)
 
 
 def _is_model(call: Call) -> bool:
@@ -368,8 +400,14 @@ def _judgement(
             extras.setdefault(column, [None] * len(samples))[row] = value
     errors = {row: "; ".join(f"{name}: {v.error}" for name, v in found) for row, found in sorted(problems.items())}
     unjudged_N = np.isnan(parts_NK).all(1) & np.array([sample.reward is None for sample in samples], dtype=bool)
-    for row in np.flatnonzero(unjudged_N).tolist():
-        errors.setdefault(row, f"no reward function applies to row {samples[row].prompt.row}")
+    unjudged = [row for row in np.flatnonzero(unjudged_N).tolist() if row not in errors]
+    if unjudged and names:
+        warnings.warn(
+            f"all reward functions returned None for row {samples[unjudged[0]].prompt.row}"
+            f"{f' and {len(unjudged) - 1} more completions' if len(unjudged) > 1 else ''}; nothing is learned from "
+            "what nobody judges. Give at least one reward that applies to every row",
+            stacklevel=4,
+        )
     parts_NK[list(errors)] = np.nan
     metrics = told(names, parts_NK, logged)
     tracebacks = {row: "\n".join(v.trace for _, v in found if v.trace) for row, found in problems.items()}
@@ -390,52 +428,3 @@ def spread(names: Sequence[str], parts_NK: np.ndarray) -> dict[str, float]:
             metrics[f"rewards/{name}/mean"] = float(known.mean())
             metrics[f"rewards/{name}/std"] = float(known.std(ddof=1)) if len(known) > 1 else 0.0
     return metrics
-
-
-# --- what was given -------------------------------------------------------------------------------------------------
-
-
-def _tokenizers(given: Any, count: int) -> list[Any]:
-    """One for each reward; those beside plain functions are never looked at."""
-    if not isinstance(given, (list, tuple)):
-        return [given] * count
-    if len(given) != count:
-        raise ConfigError(
-            f"{len(given)} reward_processing_classes for {count} rewards; give one for each (None beside functions), "
-            "or a single tokenizer for all models"
-        )
-    return list(given)
-
-
-def _resolve(
-    given: Any, tokenizer: Any, settings: Mapping[str, Any], device: str, trust_remote_code: bool
-) -> Callable[..., Any]:
-    if isinstance(given, str):
-        function = find(given, settings)
-        if function is not None:
-            return function
-    elif not (hasattr(given, "forward") and hasattr(given, "parameters")):
-        if not callable(given):
-            raise ConfigError(f"a reward is a function, a model or a word that names one, got {type(given).__name__}")
-        return given
-    from grpo.language.rewards.models import RewardModel
-
-    return RewardModel.load(given, tokenizer, device, trust_remote_code)
-
-
-def _name(function: Any) -> str:
-    inner = function
-    while hasattr(inner, "func"):  # functools.partial
-        inner = inner.func
-    return str(getattr(inner, "__name__", None) or type(inner).__name__).strip("<>")
-
-
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    found: list[str] = []
-    for name in names:
-        count, chosen = 1, name
-        while chosen in found:
-            count += 1
-            chosen = f"{name}_{count}"
-        found.append(chosen)
-    return tuple(found)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 ANSWER = ("reference", "reference_answer", "answer", "solution")
 """Parameters that receive the row's answer."""
 TOOLS = ("trainer_state", "log_metric", "log_extra")
+ENVIRONMENTS = "environments"
+"""The parameter that receives the environments of the conversations, as objects."""
 SINGULAR = {"prompts": "prompt", "completions": "completion"}
 PLURAL = {one: many for many, one in SINGULAR.items()}
 
@@ -95,7 +97,8 @@ class Call:
             raise ConfigError(f"reward {name}: parameter {fixed[0]!r} is positional-only, but all are passed by name")
         words = tuple(p.name for p in named)
         rest = any(p.kind is p.VAR_KEYWORD for p in found)
-        if ("completion" in words) == ("completions" in words) and not (rest and "completion" not in words):
+        free = (rest and "completion" not in words) or ENVIRONMENTS in words
+        if ("completion" in words) == ("completions" in words) and not free:
             problem = "both completion and completions" if "completion" in words else "neither"
             raise ConfigError(
                 f"reward {name}({', '.join(words)}): give it a parameter `completion` (a sample at a time) or "
@@ -105,13 +108,19 @@ class Call:
         return cls(
             function=function,
             name=name,
-            batched="completion" not in words and not ("completions" not in words and "prompt" in words),
+            batched="completion" not in words
+            and not ("completions" not in words and "prompt" in words and ENVIRONMENTS not in words),
             asynchronous=_is_async(function),
             parameters=words,
             required=tuple(p.name for p in named if p.default is p.empty),
             takes_rest=rest,
             wants_messages=any(isinstance(layer, Messages) for layer in _layers(function)),
         )
+
+    @property
+    def asks_environments(self) -> bool:
+        """Whether it looks at environments, which are in this process alone."""
+        return ENVIRONMENTS in self.parameters
 
     @property
     def reads_answer(self) -> bool:
@@ -133,7 +142,8 @@ class Call:
         own = ["prompt", "completion", "completion_messages", "completion_ids"]
         own = [PLURAL.get(word, word) for word in own] if self.batched else own
         answer = [word for word in ANSWER if "answer" in columns and word not in columns]
-        return list(dict.fromkeys([*own, *TOOLS, *columns, *answer]))
+        judging = [ENVIRONMENTS] if ENVIRONMENTS in self.parameters else []
+        return list(dict.fromkeys([*own, *TOOLS, *judging, *columns, *answer]))
 
     def tasks(self, samples: Sequence[Sample], columns: Sequence[str], state: Mapping[str, Any]) -> list[Task]:
         """The calls that judge these samples: one for all, or one each; asynchronous ones travel together."""
@@ -162,6 +172,8 @@ class Call:
             return sample.text
         if word == "completion_ids":
             return sample.ids.tolist()
+        if word == ENVIRONMENTS:
+            return sample.environment
         return sample.prompt.columns.get(word if word in columns else "answer")
 
 

@@ -282,12 +282,26 @@ def make_conversation(
     Tools are made known to the model through `chat`: by its template, or in the system message where the template does
     not speak of tools. So call it before prompts are rendered.
     """
-    box = None
-    if tools:
-        named = tools if isinstance(tools, Toolbox | list | tuple) else [tools]
-        box = named if isinstance(named, Toolbox) else _toolbox(config, [_found(tool, "tool") for tool in named])
-        _introduce(box, chat)
-    role = "tool" if box is not None else "user"
+    box = toolbox_of(config, tools) if tools else None
+    if box is not None:
+        introduce(box, chat)
+    expect_growing(chat, "tool" if box is not None else "user")
+    made = _found(environment, "environment") if environment else None
+    how: dict[str, Any] = {"timeout": config.turn_timeout, "workers": config.workers if made else None}
+    return Conversation(chat, tokens, tools=box, environment=made, max_turns=config.max_turns, **how)
+
+
+def toolbox_of(config: LanguageConfig, tools: Any) -> Toolbox:
+    """Functions, `file.py:name` or a `Toolbox`, as a toolbox."""
+    named = tools if isinstance(tools, Toolbox | list | tuple) else [tools]
+    if isinstance(named, Toolbox):
+        return named
+    functions = [_found(tool, "tool") for tool in named]
+    return Toolbox(functions, timeout=config.turn_timeout, workers=config.workers)
+
+
+def expect_growing(chat: Chat, role: str) -> None:
+    """Refuse a chat template that writes earlier turns anew."""
     problem = check_prefixes(chat, role)
     if problem is not None:
         raise ConfigError(
@@ -295,16 +309,9 @@ def make_conversation(
             "is what was sampled: set tokenizer.chat_template to one that leaves earlier turns as they were, or "
             "chat_template_kwargs (enable_thinking: false)"
         )
-    made = _found(environment, "environment") if environment else None
-    how: dict[str, Any] = {"timeout": config.turn_timeout, "workers": config.workers if made else None}
-    return Conversation(chat, tokens, tools=box, environment=made, max_turns=config.max_turns, **how)
 
 
-def _toolbox(config: LanguageConfig, functions: Sequence[Callable[..., Any]]) -> Toolbox:
-    return Toolbox(functions, timeout=config.turn_timeout, workers=config.workers)
-
-
-def _introduce(box: Toolbox, chat: Chat) -> None:
+def introduce(box: Toolbox, chat: Chat) -> None:
     """Tell the model what it may call."""
     without = chat.tools
     chat.tools = box.schemas

@@ -43,6 +43,8 @@ class Talk:
     """Of its environment, where that lives elsewhere."""
     heard: list[str] = field(default_factory=list)
     """Digests of what that said."""
+    judged_by: Any = None
+    """An environment that reward functions may ask; it goes along with the sample."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -104,6 +106,7 @@ class Talk:
             failed_calls=self.failed_calls,
             kept=sum(share * count for share, count in self.kept) / tokens if tokens else None,
             version=None if self.version is None else torch.tensor(self.version, dtype=torch.int64),
+            environment=self.judged_by,
         )
 
     def judge(self, answer: Any) -> list[Message]:

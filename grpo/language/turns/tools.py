@@ -100,6 +100,11 @@ class Toolbox:
         """Seconds after which no answer is to be expected any more."""
 
     @property
+    def functions(self) -> list[Callable[..., Any]]:
+        """Themselves."""
+        return list(self._functions.values())
+
+    @property
     def names(self) -> list[str]:
         """What the model calls them by."""
         return list(self._functions)

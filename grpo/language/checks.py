@@ -1,0 +1,58 @@
+"""Settings of the room that cannot go together, refused before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from grpo.errors import ConfigError
+from grpo.language.engines import sampler_flaw
+from grpo.language.planning.sizes import memory_limit
+
+if TYPE_CHECKING:
+    from grpo.language.config import LanguageConfig
+
+ONLY_WHOLE = "weights=bfloat16 is for training all weights; an adapter's few are kept in float32"
+
+
+def notices(config: LanguageConfig) -> list[str]:
+    """What may be meant otherwise, in words."""
+    by_tokens = config.recipe.reduction in ("token_mean", "fixed_length")
+    if "ratio" in config.changed and config.recipe.ratio == "sequence" and by_tokens:
+        return [
+            f"a ratio of whole sequences with loss_type={config.loss_type}, which adds up tokens, weighs each sequence "
+            "by its length; GSPO's objective is loss_type=grpo with it, or the recipe gspo"
+        ]
+    return []
+
+
+def check(config: LanguageConfig) -> None:
+    """What the room alone knows."""
+    if config.memory is not None:
+        memory_limit(config.memory)
+    if config.warmup_steps and config.warmup_ratio:
+        raise ConfigError("warmup_steps and warmup_ratio say the same thing; give one of them")
+    if config.quantize != "none" and not (config.lora_rank or config.adapter):
+        raise ConfigError(f"quantize={config.quantize}: quantised weights cannot be trained; set lora_rank or adapter")
+    if config.weights == "bfloat16" and (config.lora_rank or config.adapter):
+        raise ConfigError(ONLY_WHOLE)
+    if config.weights == "bfloat16" and config.ref_sync_steps is not None and config.ref_mixup_alpha < 1:
+        raise ConfigError("ref_mixup_alpha below 1 is rounded away where weights=bfloat16; leave it out")
+    if config.weights == "bfloat16" and config.dtype not in ("auto", "bfloat16"):
+        raise ConfigError(f"weights=bfloat16 are computed with in bfloat16; dtype={config.dtype} cannot go with them")
+    if config.lora_rank and config.adapter:
+        raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
+    if config.recipe.teacher_coef and "{answer}" not in config.teacher_template:
+        raise ConfigError("teacher_template has no {answer}, so that the teacher would be told nothing; write it in")
+    if config.entropy_coef_min > config.entropy_coef_max:
+        raise ConfigError("entropy_coef_min is above entropy_coef_max; exchange them")
+    if config.tools and config.environment:
+        raise ConfigError("give tools or an environment; an environment can offer its own tools")
+    if config.speculate and (config.tools or config.environment):
+        raise ConfigError("speculate is for one answer to a prompt; leave it out with tools or an environment")
+    if config.speculate and config.repetition_penalty != 1.0:
+        raise ConfigError("speculate cannot check drafts under a repetition_penalty; leave one of them out")
+    known = config.servers or "base_url" in config.engine_kwargs
+    if flaw := sampler_flaw(config.engine, config.servers, bool(known), bool(config.staleness), bool(config.speculate)):
+        raise ConfigError(flaw)
+    if config.recipe.kl_estimator == "exact":
+        raise ConfigError("kl_estimator=exact needs whole distributions over the vocabulary; use k3")

@@ -1,0 +1,176 @@
+"""The trainer as an object: what scripts read of it, its log, its callbacks and the files they ask for."""
+
+import json
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from grpo.config import ConfigError
+from grpo.run import hub
+from tests.compat.scripts import STANDARD, spread, tokenizer, train, trainer
+
+TRLS = {
+    "loss", "grad_norm", "learning_rate", "num_tokens", "completions/mean_length", "completions/min_length",
+    "completions/max_length", "completions/clipped_ratio", "completions/mean_terminated_length",
+    "completions/min_terminated_length", "completions/max_terminated_length", "rewards/spread/mean",
+    "rewards/spread/std", "reward", "reward_std", "frac_reward_zero_std", "entropy", "clip_ratio/low_mean",
+    "clip_ratio/high_mean", "clip_ratio/region_mean", "clip_ratio/low_min", "clip_ratio/high_max", "step_time", "epoch",
+    "step",
+}  # fmt: skip
+"""What TRL 1.16 logs of a step."""
+LAST = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "total_flos", "train_loss"}
+
+
+def test_what_scripts_read_of_a_trainer(tmp_path):
+    made = trainer(tmp_path, beta=0.1)
+    assert made.args.num_generations == 3 and made.args.output_dir == str(tmp_path / "run")
+    assert made.train_dataset is STANDARD and made.eval_dataset is None
+    assert made.processing_class is tokenizer() and made.reward_funcs == [spread]
+    assert made.reward_func_names == ["spread"] and made.reward_processing_classes == [None]
+    assert isinstance(made.ref_model, torch.nn.Module) and made.ref_model is not made.model
+    assert made.is_world_process_zero() and made.tools == [] and made.environments is None
+    assert made.state.global_step == 0 and "policy" in str(sorted(made.state().arrays))
+
+
+def test_the_log_has_trls_keys_and_floats(tmp_path):
+    made = trainer(tmp_path, max_steps=2, report_entropy=True)
+    result = made.train(progress=None)
+    first, second, last = made.state.log_history
+    assert first.keys() >= TRLS and last.keys() >= LAST and (first["step"], second["step"]) == (1, 2)
+    assert all(isinstance(value, int | float) for row in made.state.log_history for value in row.values())
+    assert (result.global_step, result.training_loss) == (2, last["train_loss"]) and len(result) == 2
+    assert last["train_loss"] == pytest.approx((first["loss"] + second["loss"]) / 2)
+    assert result.metrics["train_loss"] == last["train_loss"]
+
+
+def test_several_steps_are_logged_as_their_mean(tmp_path):
+    every = train(trainer(tmp_path / "every", max_steps=4)).state.log_history
+    made = train(trainer(tmp_path / "some", max_steps=4, logging_steps=2)).state.log_history
+    assert [row["step"] for row in made] == [2, 4, 4]
+    assert made[0]["reward"] == pytest.approx((every[0]["reward"] + every[1]["reward"]) / 2)
+    assert made[1]["num_tokens"] == every[3]["num_tokens"]
+
+
+class Watch(TrainerCallback):
+    """Remembers its events, and wishes for things."""
+
+    def __init__(self, **wishes):
+        self.events, self.wishes, self.seen = [], wishes, []
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.events.append("on_step_end")
+        assert args.num_generations == 3 and state.global_step >= 1 and "model" in kwargs
+        for flag, step in self.wishes.items():
+            if state.global_step == step:
+                setattr(control, flag, True)
+        return control
+
+
+def _event(name):
+    def heard(self, args, state, control, **kwargs):
+        self.events.append(name)
+        self.seen.append((name, kwargs.get("logs") or kwargs.get("metrics")))
+
+    return heard
+
+
+HEARD = ("on_init_end", "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_step_begin", "on_log",
+         "on_evaluate", "on_save", "on_predict")  # fmt: skip
+for _name in HEARD:
+    setattr(Watch, _name, _event(_name))
+
+
+def test_callbacks_hear_of_everything_in_its_order(tmp_path):
+    watch = Watch()
+    train(trainer(tmp_path, given={"callbacks": [watch], "eval_dataset": STANDARD.select([0])}, eval_steps=1))
+    assert watch.events[:5] == ["on_init_end", "on_train_begin", "on_epoch_begin", "on_step_begin", "on_step_end"]
+    assert watch.events[5:8] == ["on_log", "on_log", "on_evaluate"] and watch.events[-1] == "on_train_end"
+    assert dict(watch.seen)["on_evaluate"]["eval_reward"] is not None
+
+
+@pytest.mark.parametrize(
+    ("wish", "steps", "found"),
+    [
+        ("should_training_stop", 1, lambda made, watch: made.state.global_step == 1),
+        ("should_save", 3, lambda made, watch: "on_save" in watch.events),
+        ("should_evaluate", 3, lambda made, watch: any("eval_reward" in row for row in made.state.log_history)),
+        ("should_log", 3, lambda made, watch: made.state.log_history[0]["step"] == 1),
+    ],
+)
+def test_what_a_callback_wishes_is_done(tmp_path, wish, steps, found):
+    watch = Watch(**{wish: 1})
+    made = trainer(tmp_path, max_steps=3, logging_steps=10, given={"eval_dataset": STANDARD.select([0])})
+    made.add_callback(watch)
+    train(made)
+    assert made.state.global_step == steps and found(made, watch)
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert ("step-00000001" in kept) == (wish in ("should_save", "should_training_stop"))
+
+
+def test_an_epoch_cannot_be_cut_short(tmp_path):
+    made = trainer(tmp_path, given={"callbacks": [Watch(should_epoch_stop=1)]})
+    with pytest.raises(ConfigError, match="set should_training_stop"):
+        train(made)
+
+
+def test_callbacks_come_and_go(tmp_path):
+    made, watch = trainer(tmp_path), Watch()
+    made.add_callback(watch)
+    assert made.pop_callback(Watch) is watch and made.pop_callback(watch) is None
+    made.add_callback(Watch)
+    made.remove_callback(Watch)
+    train(made)
+    assert not watch.events
+
+
+def test_a_script_logs_numbers_of_its_own(tmp_path):
+    class Logs(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            made.log({"mine": 3.0 + state.global_step})
+
+    made = trainer(tmp_path, max_steps=2, given={"callbacks": [Logs]})
+    reports = made.train(progress=None)
+    assert [report["mine"] for report in reports] == [3.0, 4.0]
+    assert {"mine": 3.0, "step": 0}.items() <= made.state.log_history[0].items()
+
+
+def test_the_files_that_scripts_ask_for(tmp_path, capsys, monkeypatch):
+    made = trainer(tmp_path)
+    result = train(made) and made.state.log_history[-1]
+    made.save_state()
+    made.log_metrics("train", result)
+    made.save_metrics("train", result)
+    made.create_model_card(model_name="mine", dataset_name="zen", tags=["toy"])
+    place = tmp_path / "run"
+    assert json.loads((place / "trainer_state.json").read_text())["log_history"] == made.state.log_history
+    assert json.loads((place / "train_results.json").read_text()).keys() == result.keys()
+    assert json.loads((place / "all_results.json").read_text()).keys() == result.keys()
+    assert "train metrics" in capsys.readouterr().out
+    card = (place / "README.md").read_text()
+    assert "# mine trained with GRPO" in card and "- toy" in card and "| data | zen |" in card
+    uploads = []
+    monkeypatch.setattr(hub, "push", lambda path, repo, private, **how: uploads.append((path.name, how)) or repo)
+    made.push_to_hub("End of training", dataset_name="zen")
+    made.save_model(str(tmp_path / "else"))
+    assert uploads == [("model", {"message": "End of training"})] and (tmp_path / "else" / "config.json").exists()
+
+
+def test_completions_are_printed_as_a_table(tmp_path, capsys):
+    made = trainer(tmp_path, log_completions=True, num_completions_to_print=1)
+    made.train(progress="plain")
+    told = capsys.readouterr().out
+    assert "advantage" in told and "completion" in told and "spread" in told
+
+
+def test_a_run_is_resumed_as_scripts_do_it(tmp_path):
+    how = {"save_strategy": "steps", "save_steps": 1}
+    whole = train(trainer(tmp_path / "whole", max_steps=3, **how))
+    train(trainer(tmp_path / "cut", max_steps=2, **how))
+    last = max((tmp_path / "cut" / "run" / "checkpoints").glob("step-*"))
+    for place in (True, str(last)):
+        again = train(trainer(tmp_path / "cut", max_steps=3, **how), resume_from_checkpoint=place)
+        assert again.state.global_step == 3 or place is not True
+    assert again.steps_done == 3
+    names = dict(whole.model.named_parameters())
+    assert all(torch.equal(p, names[name]) for name, p in again.model.named_parameters())
