@@ -4,6 +4,7 @@ import argparse
 import json
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ An accepted field is told of in one line when a run starts (`note: accepted, and
 read it back. A refused field is an error with its reason, unless the value is TRL's own default, which asks for
 nothing. A setting that cannot change anything where it is given (`ref_model_mixup_alpha` without a reference that
 follows) is an error too.
+
+{cases}
 
 {table}"""
 
@@ -285,7 +288,25 @@ def control() -> str:
 def fields() -> str:
     """TRL's fields and what became of each."""
     told = json.loads((ROOT / "tests" / "unit" / "language" / "data" / "trl_1_16_fields.json").read_text("utf-8"))
-    return TRL.format(version=told["trl"], table=trl.table_markdown(told["fields"]))
+    return TRL.format(version=told["trl"], cases=trl_cases(), table=trl.table_markdown(told["fields"]))
+
+
+def trl_cases() -> str:
+    """How many of TRL's own test cases are represented here, and why the others are not."""
+    listed = tomllib.loads((ROOT / "tests" / "compat" / "cases.toml").read_text("utf-8"))["cases"]
+    total, done = (sum(case.get(what, case["count"]) for case in listed.values()) for what in ("count", "passes"))
+    lines = [
+        "## TRL's own tests",
+        "",
+        f"Of the {total} cases of its `tests/test_grpo_trainer.py`, {done} are represented in `tests/compat`, written",
+        "anew from the behaviour. The others:",
+        "",
+        "| test there | cases | why not |",
+        "|---|---|---|",
+    ]
+    left = {name: case for name, case in listed.items() if case.get("passes", case["count"]) < case["count"]}
+    lines += [f"| `{name}` | {case['count'] - case['passes']} | {case['reason']} |" for name, case in left.items()]
+    return "\n".join(lines)
 
 
 def speed() -> str:

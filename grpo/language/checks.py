@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from grpo.errors import ConfigError
@@ -12,6 +13,21 @@ if TYPE_CHECKING:
     from grpo.language.config import LanguageConfig
 
 ONLY_WHOLE = "weights=bfloat16 is for training all weights; an adapter's few are kept in float32"
+
+
+SWITCHES = {
+    "lora_rank": ("lora_alpha", "lora_targets"),
+    "use_adaptive_entropy": ("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta"),
+    "log_completions": ("num_completions_to_print", "log_unique_prompts"),
+    "warm_start_steps": ("warm_start_batch", "warm_start_learning_rate"),
+}
+"""Settings that mean nothing unless another one is on."""
+
+
+def unswitched(config: LanguageConfig, given: Collection[str]) -> dict[str, str]:
+    """Those of the given settings whose switch is off, each with what it needs."""
+    off = {switch: names for switch, names in SWITCHES.items() if not getattr(config, switch)}
+    return {name: f"it needs {switch}" for switch, names in off.items() for name in names if name in given}
 
 
 def notices(config: LanguageConfig) -> list[str]:

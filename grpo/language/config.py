@@ -15,7 +15,7 @@ from pydantic import Field, PrivateAttr
 from grpo.blocks import Blocks, extended
 from grpo.config import ConfigError, GRPOConfig, NamedCode, RayWorkers
 from grpo.dialects import SYSTEMS, Translation, Words, joined, key_of
-from grpo.language.checks import check
+from grpo.language.checks import check, unswitched
 from grpo.language.compat.dialect import WORDS
 from grpo.language.compat.strategies import evaluated, without_epochs
 from grpo.language.engines import Sampling
@@ -422,18 +422,7 @@ class LanguageConfig(GRPOConfig):
         idle = super().idle
         fields = type(self).model_fields
         given = {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
-        if not self.lora_rank:
-            idle |= {name: "it needs lora_rank" for name in ("lora_alpha", "lora_targets") if name in given}
-        if not self.use_adaptive_entropy:
-            adapted = ("entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta")
-            idle |= {name: "it needs use_adaptive_entropy" for name in adapted if name in given}
-        if not self.log_completions:
-            tables = ("num_completions_to_print", "log_unique_prompts")
-            idle |= {name: "it needs log_completions" for name in tables if name in given}
-        if not self.warm_start_steps:
-            for name in ("warm_start_batch", "warm_start_learning_rate"):
-                if name in given:
-                    idle[name] = "it needs warm_start_steps"
+        idle |= unswitched(self, given)
         recipe = self.recipe
         if self.teacher is not None and not recipe.teacher_coef:
             idle["teacher"] = f"recipe {self.loss_type} has no teacher; set teacher_coef, or use recipe opd"

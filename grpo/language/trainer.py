@@ -215,11 +215,6 @@ class GRPOTrainer(KnownTrainer):
             self.source.player.trainer = self
         self._introduce_callbacks()
 
-    def _introduce_callbacks(self) -> None:
-        """What their events hand over."""
-        handed = {"model": self.model, "processing_class": self.processing_class, "optimizer": self.optimizer}
-        self._callbacks.attach(self.config, self.state, handed)
-
     # --- its runs ---------------------------------------------------------------------------------------------------
 
     @property

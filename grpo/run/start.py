@@ -205,7 +205,7 @@ def train(
         where = "" if summary.folder is None else f"{summary.folder}: "
         ended = f"{where}the run ended ({summary.reason}) at step {summary.step}"
         raise SamplesFailed(ended + (f"; {summary.why}" if summary.why else "; see events.jsonl"))
-    return list(told.reports)
+    return trainer.told(list(told.reports))
 
 
 def _open(how: RunConfig) -> list[Tracker]:

@@ -96,7 +96,7 @@ class GRPOTrainer(Trainer):
             "trackers": () if trackers is None else tuple(name for name in trackers if isinstance(name, str)) or None,
             "project": project,
         }
-        reports = train(
+        return train(
             self,
             {name: value for name, value in asked.items() if value is not None},
             states=states,
@@ -107,7 +107,6 @@ class GRPOTrainer(Trainer):
             resume=resume_from_checkpoint,
             overwrite=overwrite,
         )
-        return self.told(reports)
 
     # --- what a room may say about its runs -------------------------------------------------------------------------
 

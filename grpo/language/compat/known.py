@@ -22,6 +22,7 @@ from grpo.language.config import LanguageConfig
 from grpo.language.evaluate import Evaluation
 from grpo.language.model.reference import FrozenCopy
 from grpo.language.rewards.models import RewardModel
+from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.source import LanguageSource
 from grpo.language.turns.conversation import Conversation
 from grpo.report import StepReport
@@ -45,6 +46,7 @@ class KnownTrainer(RunTrainer):
 
     config: LanguageConfig
     source: LanguageSource
+    policy: LanguagePolicy
     tokens: Any
     given: Given
     """What the script handed over."""
@@ -194,6 +196,11 @@ class KnownTrainer(RunTrainer):
         """A model card."""
 
     # --- a run ------------------------------------------------------------------------------------------------------
+
+    def _introduce_callbacks(self) -> None:
+        """What their events hand over."""
+        handed = {"model": self.policy.model, "processing_class": self.processing_class, "optimizer": self.optimizer}
+        self._callbacks.attach(self.config, self.state, handed)
 
     def told(self, reports: list[StepReport]) -> list[StepReport]:
         """What `train` returns: the reports, and what TRL's would."""
