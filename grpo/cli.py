@@ -1,4 +1,4 @@
-"""The command line: grpo train | sweep | plan | view | eval | chat | export | presets | config | doctor | launch."""
+"""The command line: grpo train | sweep | plan | view | eval | chat | export | new | config | presets | doctor | …"""
 
 import argparse
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo import __version__
+from grpo.app import new
 from grpo.app.arguments import add_job_flags, add_look_flags, add_rank_flags, given_flags, layers, port, resolved
 from grpo.app.many import command as many
 from grpo.run import output
@@ -119,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     _view_words(command)
     _words_about_a_run(command)
     _config_words(command)
+    new.add_flags(command("new", new.run, new.SUMMARY))
     job = command(
         "launch", _launch, "print a job for a cluster that trains on many GPUs: a commented file that works as it is",
         f"slurm|skypilot|kubernetes {SETTINGS}",

@@ -124,7 +124,7 @@ def declares_capabilities(room: Room) -> Iterator[Flaw]:
     lacking = [name for name, capability in known.items() if not isinstance(source, capability)]
     for name in dir(source):
         close = difflib.get_close_matches(name, lacking, n=1, cutoff=0.8)
-        if close and not name.startswith("_"):
+        if close and name not in known and not name.startswith("_"):
             what = f"source.{name} looks like {close[0]} ({known[close[0]].__name__}), which nobody will find"
             yield Flaw(what, f"call it {close[0]}, or something else", serious=False)
 
