@@ -175,22 +175,17 @@ class CollectsAhead(Protocol):
 
     `follow` has it sample with the policy's present weights from now on and call them by this number, in the tries'
     `version_NT`; what is under way goes on. It is called between updates alone, and may be called again with the same
-    number. `at_once`: parts that it can collect at a time.
+    number. It gives the number of parts that can be collected at a time; 0: none, it has no weights of its own.
 
     >>> class Dice:
-    ...     at_once, version = 1, 0
     ...     def follow(self, version):
     ...         self.version = version
-    ...     def collect_part(self, request):
-    ...         ...
+    ...         return 1
     >>> isinstance(Dice(), CollectsAhead)
     True
     """
 
-    at_once: int
-
-    def follow(self, version: int) -> None: ...
-    def collect_part(self, request: CollectRequest) -> Part: ...
+    def follow(self, version: int) -> int: ...
 
 
 @runtime_checkable

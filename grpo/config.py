@@ -400,6 +400,11 @@ def _check_staleness(config: GRPOConfig) -> None:
         raise ConfigError("old_logp=recorded are an older policy's where staleness > 0; leave it out")
     if config.staleness and config.recipe.mismatch == "none":
         raise ConfigError("staleness > 0 needs mismatch=truncate or mask, which corrects for the older policy")
+    if config.staleness and config.recipe.baseline == "optimal_token":
+        raise ConfigError(
+            "baseline=optimal_token (otb) scores tries with the policy while they are sampled, and with staleness > 0 "
+            "it learns meanwhile; leave one of them out"
+        )
 
 
 def _check_filter(config: GRPOConfig) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from grpo import together
-from grpo.capabilities import CollectsAhead
+from grpo.capabilities import CollectsAhead, Divides
 from grpo.config import ConfigError
 from grpo.core import kl
 from grpo.keeping import copies
@@ -55,13 +55,13 @@ class Pace:
     """Asks a source for tries, ahead of their step where settings allow it, and puts them together again."""
 
     def __init__(self, ranks: Ranks, source: RolloutSource, groups: int, staleness: float) -> None:
-        if staleness and not isinstance(source, CollectsAhead):
+        if staleness and not (isinstance(source, CollectsAhead) and isinstance(source, Divides)):
             raise ConfigError(NO_COPY)
         self._ranks, self._source, self._groups, self._staleness = ranks, source, groups, staleness
         self.until: int | None = None
         """Steps of the run, where they are known: nothing is asked for beyond."""
         self._asked: list[Asked] = []
-        self._samplers = _Samplers(source.at_once) if staleness and isinstance(source, CollectsAhead) else None
+        self._samplers = _Samplers() if staleness else None
         self._waited, self._since = 0.0, time.monotonic()
 
     def collect(self, request: CollectRequest) -> Collected:
@@ -70,8 +70,8 @@ class Pace:
             return together.collect(self._ranks, self._source, request)
         if request.starts is not None and not request.attempt:
             raise ConfigError("staleness > 0 needs a source that knows its next starts; leave out states, or staleness")
-        assert isinstance(self._source, CollectsAhead)
-        self._source.follow(request.step)
+        assert isinstance(self._source, Divides)
+        together.attempted(self._ranks, "new weights for the sampler", lambda: self._follow(request.step))
         if request.attempt:
             return together.collect(self._ranks, self._source, request)
         self._admit(request.step)
@@ -81,6 +81,14 @@ class Pace:
         told = [state for asked in mine for state in together.attempted(self._ranks, "collecting", asked.part.result)]
         self._asked = [asked for asked in self._asked if asked.step != request.step]
         return together.joined(frame, told)
+
+    def _follow(self, step: int) -> State:
+        """Have the source sample with the present weights; a failure of it is told to the other ranks."""
+        assert self._samplers is not None and isinstance(self._source, CollectsAhead)
+        self._samplers.most = self._source.follow(step)
+        if self._samplers.most < 1:  # nobody would ever collect what is asked for
+            raise ConfigError(NO_COPY)
+        return State({}, {})
 
     def under_way(self) -> int:
         """Groups that have been asked for and not been learned from."""
@@ -99,7 +107,7 @@ class Pace:
 
     def _admit(self, step: int) -> None:
         """Ask for what the bound allows and nobody has been asked for, the oldest first."""
-        assert self._samplers is not None and isinstance(self._source, CollectsAhead)
+        assert self._samplers is not None and isinstance(self._source, Divides)
         last = math.floor((step + 1 + self._staleness) * self._groups + 1e-9)
         last = last if self.until is None else max(min(last, self.until * self._groups), (step + 1) * self._groups)
         for found, begin, end in self._gaps(step * self._groups, last):
@@ -121,11 +129,10 @@ class Pace:
             begin = place if free and begin is None else begin
 
     def _wait(self, mine: Sequence[Asked], step: int) -> None:
-        assert isinstance(self._source, CollectsAhead)
         began = time.monotonic()
         parts = [asked.part for asked in mine]
         while wait(parts, TEND).not_done:
-            self._source.follow(step)  # a server that was lost may be back
+            self._follow(step)  # a server that was lost may be back
         self._waited += time.monotonic() - began
 
     # --- what must be kept ------------------------------------------------------------------------------------------
@@ -171,16 +178,18 @@ def age_metrics(rollouts: Rollouts, step: int) -> dict[str, float | None]:
 class _Samplers:
     """Threads that collect parts, first come, first served; they end with the process."""
 
-    def __init__(self, count: int) -> None:
-        self._waiting: queue.SimpleQueue[tuple[Any, CollectRequest, Future[State]]] = queue.SimpleQueue()
-        self._count, self._threads = count, 0
+    def __init__(self) -> None:
+        self.most = 1
+        """Threads, at most."""
+        self._waiting: queue.SimpleQueue[tuple[Divides, CollectRequest, Future[State]]] = queue.SimpleQueue()
+        self._threads = 0
         self._lock, self._running, self._began, self._busy = threading.Lock(), 0, 0.0, 0.0
 
-    def put(self, source: CollectsAhead, request: CollectRequest) -> Future[State]:
+    def put(self, source: Divides, request: CollectRequest) -> Future[State]:
         """Have it collected; returns at once."""
         found: Future[State] = Future()
         self._waiting.put((source, request, found))
-        if self._threads < self._count:
+        if self._threads < self.most:
             self._threads += 1
             threading.Thread(target=self._work, daemon=True, name=f"sampler-{self._threads}").start()
         return found

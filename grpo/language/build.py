@@ -171,7 +171,7 @@ def keep_limit(config: LanguageConfig, given: Given) -> None:
         raise ConfigError(
             f"memory={config.memory} limits what is taken of a GPU, and this runs on {device}; leave it out"
         )
-    if config.engine == "vllm" and "base_url" not in config.engine_kwargs:
+    if config.engine == "vllm" and not config.servers and "base_url" not in config.engine_kwargs:
         raise ConfigError("memory: vLLM takes a share of its own; set engine_kwargs gpu_memory_utilization instead")
     gpu = memory.gpu_here(device)
     limit = limit_bytes(config.memory or 1.0, gpu.memory)
@@ -254,6 +254,7 @@ def pictures_of(config: LanguageConfig, processing: Any, given: Given) -> tuple[
         f"engine={config.engine}": config.engine not in ("auto", "transformers"),
         "shard=weights": config.shard == "weights",
         "speculate": bool(config.speculate),
+        "staleness": bool(config.staleness),
         "a teacher": config.teacher is not None or given.teacher_model is not None or bool(config.recipe.teacher_coef),
     }
     for name in (name for name, given_too in wrong.items() if given_too):
@@ -368,6 +369,8 @@ def player_of(config: LanguageConfig, chat: Chat, tokens: Tokens, given: Given) 
     if given.rollout_func is not None:
         if tools or environment or given.environment_factory:
             raise ConfigError("rollout_func makes whole conversations; leave out tools and environments beside it")
+        if config.staleness:  # in a thread, it would use a model that is being learned
+            raise ConfigError("rollout_func is given the trainer, whose model learns meanwhile; leave out staleness")
         return RolloutFunction(given.rollout_func, tokens)
     if given.environment_factory is not None:
         if environment:

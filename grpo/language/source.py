@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from grpo.config import ConfigError
-from grpo.language.comparing import comparisons
+from grpo.language.comparing import GREEDY, comparisons
 from grpo.language.config import LanguageConfig
 from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Engine, Sampling, Tokens
@@ -122,7 +122,8 @@ class LanguageSource:
 
     def _whole(self, request: CollectRequest, whole: Collected, besides: Sequence[State]) -> Collected:
         """Everybody's samples, and what is told of them."""
-        self._steps = {step: asked for step, asked in self._steps.items() if step > request.step}
+        with self._reading:  # other threads put more in
+            self._steps = {step: asked for step, asked in self._steps.items() if step > request.step}
         samples = unpack(besides, whole.starts, self.config.group_size)
         own, parts_NK = len(self.rewards.names), torch.as_tensor(whole.rollouts.reward_parts_NK)
         parts_NK = parts_NK[:, :own] if own and bool(parts_NK[:, own:].isnan().all()) else parts_NK
@@ -172,19 +173,18 @@ class LanguageSource:
             self.speculation.keep(seeds, samples)
         self._measure(samples, judged, request)
 
-    @property
-    def at_once(self) -> int:
-        """Parts of steps that can be sampled at a time, while the policy learns; environments are played in turn."""
-        return self.engine.at_once if isinstance(self.player, OneAnswer) else min(self.engine.at_once, 1)
+    def follow(self, version: int) -> int:
+        """Sample with the policy as it is from now on; `version`: steps that it has learned from.
 
-    def follow(self, version: int) -> None:
-        """Sample with the policy as it is from now on; `version`: steps that it has learned from."""
+        Parts of steps that can be sampled at a time, while the policy learns; environments are played in turn.
+        """
         self.policy.eval()
         if self._version == self.policy.version:
             self.engine.tend(version)
         else:
             self.engine.refresh(version)
         self._version, self._held = self.policy.version, version
+        return self.engine.at_once if isinstance(self.player, OneAnswer) else min(self.engine.at_once, 1)
 
     def refresh(self) -> None:
         """The same, between two steps."""
@@ -204,7 +204,9 @@ class LanguageSource:
 
         seeds: of all samples. own: places of the prompts that are answered here; None: all.
         """
-        ahead = stream == TRAINING and bool(self.config.staleness)  # in a thread of its own, while the policy learns
+        ahead = stream in (TRAINING, GREEDY) and bool(
+            self.config.staleness
+        )  # in a thread of its own, while the policy learns
         if not ahead:
             self.refresh()
         watch = no_phase if ahead else self.stopwatch
@@ -396,7 +398,8 @@ class LanguageSource:
 
     def state(self) -> State:
         """The count of tokens, the data's position where it is a stream, drafts; all else follows from the step."""
-        place = self._steps[min(self._steps)][0] if self._steps else self.prompts.state()
+        with self._reading:  # others put more in, and read on
+            place = self._steps[min(self._steps)][0] if self._steps else self.prompts.state()
         values = {"num_tokens": self.num_tokens, "data": self.prompts.fingerprint, **place}
         values |= {} if self.adapts is None else {"entropy": self.adapts.state()}
         return State(values, {} if self.speculation is None else self.speculation.state())

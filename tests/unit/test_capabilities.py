@@ -36,7 +36,7 @@ def members(protocol):
 
 def test_those_of_a_source_have_a_name_each():
     names = [name for capability in capabilities.OF_A_SOURCE for name in members(capability)]
-    assert len(names) == len(set(names)) == 13
+    assert len(names) == len(set(names)) == 15
 
 
 def test_an_object_without_the_method_has_no_capability():

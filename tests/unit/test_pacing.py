@@ -42,8 +42,6 @@ class Arms:
 class Pulls:
     """Pulls with a copy of the weights, each group after a delay of its own; it writes down whatever is asked of it."""
 
-    at_once = 8
-
     def __init__(self, policy, delay=0.0, seed=0):
         self.policy, self.delay, self.seed = policy, delay, seed
         self.copy_V, self.held, self.lock = policy.logits_V.detach().clone(), 0, threading.Lock()
@@ -53,6 +51,9 @@ class Pulls:
     def follow(self, version):
         with self.lock:
             self.copy_V, self.held = self.policy.logits_V.detach().clone(), version
+        return self.at_once
+
+    at_once = 8
 
     def _groups(self, request, places):
         group, arm, logp, version = [], [], [], []
@@ -223,6 +224,10 @@ def test_what_cannot_be_asked_ahead_is_refused_with_the_remedy():
     with pytest.raises(ConfigError, match="needs a sampler with weights of its own"):
         grpo.GRPOTrainer(grpo.GRPOConfig(staleness=1), policy, source=type("Plain", (), {"collect": source.collect})())
     assert isinstance(source, CollectsAhead)
+    alike = made(1.0)
+    alike.source.at_once = 0  # it samples with the policy's own weights
+    with pytest.raises(ConfigError, match="needs a sampler with weights of its own"):
+        alike.step()
     with pytest.raises(ConfigError, match="leave out states, or staleness"):
         made(1.0).step([0, 1])
     with pytest.raises(ConfigError, match="old_logp=recorded"):

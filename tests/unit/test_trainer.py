@@ -62,7 +62,20 @@ def test_a_softmax_policy_learns(seed):
     assert sum(r["reward"] for r in reports[-5:]) / 5 > 0.9
 
 
-@pytest.mark.parametrize("name", [name for name, row in RECIPES.items() if not row.teacher_coef])  # see test_teaching
+ELSEWHERE = {"otb": "needs energy_NT", "remax": "needs a greedy try", "gigpo": "give tools or an environment"}
+"""Rows that compare with what the language room alone knows; see tests/unit/language/test_comparing.py."""
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_recipe_that_needs_more_than_rewards_says_what_it_needs(name):
+    with pytest.raises(ValueError, match=ELSEWHERE[name]):
+        trainer(loss_type=name).step(STATES)
+
+
+TAUGHT = {name for name, row in RECIPES.items() if row.teacher_coef}  # see test_teaching
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in {*TAUGHT, *ELSEWHERE}])
 def test_every_recipe_trains(name):
     reward = Given(lambda states, actions: torch.rand(len(states)) * 0.1 + Match().compute_rewards(states, actions))
     made = trainer(loss_type=name, reward=reward, groups_per_minibatch=2, num_iterations=2)

@@ -115,7 +115,7 @@ class Scorer:
             return (decision_energy(logp_MV.gather(-1, target_M[:, None])[:, 0], (2 * logp_MV).exp().sum(-1)),)
 
         def score(some: list[Sample]) -> Tensor:
-            batch = pack(some, steps, self.packing, self.pad, self.device)
+            batch = self._packed(some, steps)
             (energy_M,) = self._tiled(compute, self._outputs(batch), batch.target_M)
             return _scattered(energy_M, batch.cell_M, (len(some), steps))
 

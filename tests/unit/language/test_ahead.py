@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+import types
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer
+from grpo.language.build import Given, pictures_of, player_of
 from grpo.language.engines.copied import CopyEngine
 
 from .tiny import tiny_model, tiny_tokenizer
@@ -110,7 +112,7 @@ def test_a_learner_that_is_killed_at_any_point_goes_on_with_nothing_lost_and_not
     def run(dies):
         trainer = made(4, staleness=1, output_dir=str(tmp_path / "run"), save_steps=1)
         source = trainer.source
-        part, update, state = source.collect_part, trainer._update, trainer.state
+        part, update, state = source.collect_part, trainer._update, source.state
 
         def collect_part(request):
             if dies and point == "sampling step 3 ahead" and request.step == 2 and request.slots.of(4):
@@ -132,7 +134,7 @@ def test_a_learner_that_is_killed_at_any_point_goes_on_with_nothing_lost_and_not
                 raise Killed
             return state()
 
-        source.collect_part, trainer._update, trainer.state = collect_part, updated, saved
+        source.collect_part, trainer._update, source.state = collect_part, updated, saved
         there = (tmp_path / "run" / "run.json").exists()
         trainer.train(progress=None, callbacks=[told], resume_from_checkpoint=there or None)
         return trainer
@@ -161,6 +163,22 @@ def test_evaluation_and_replies_use_the_present_weights_between_steps():
     trainer.source.close()
 
 
+def test_a_greedy_try_is_sampled_by_the_copy_and_the_policy_is_left_alone():
+    trainer = made(staleness=1, loss_type="remax")
+    followed, follow = [], trainer.source.follow
+
+    def told(version):
+        followed.append(threading.current_thread() is threading.main_thread())
+        return follow(version)
+
+    trainer.source.follow = told
+    trainer.pace.until = 3
+    for _ in range(3):
+        assert trainer.step().experience.rollouts.baseline_NT is not None
+    assert all(followed)
+    trainer.source.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -168,8 +186,17 @@ def test_evaluation_and_replies_use_the_present_weights_between_steps():
         ({"engine": "vllm", "staleness": 1}, "needs servers=http://host:port"),
         ({"engine": "inline", "servers": ("http://a:1",)}, "set engine=vllm"),
         ({"engine": "inline", "staleness": 1, "speculate": 1}, "leave one of them out"),
+        ({"engine": "inline", "staleness": 1, "loss_type": "otb"}, "otb.* scores tries with the policy while"),
     ],
 )
 def test_what_cannot_go_together_is_refused_before_a_model_is_loaded(settings, message):
     with pytest.raises(ConfigError, match=message):
         GRPOConfig(**settings)
+
+
+def test_image_text_models_and_functions_that_use_the_trainer_are_not_asked_ahead():
+    with pytest.raises(ConfigError, match="whose model learns meanwhile; leave out staleness"):
+        player_of(GRPOConfig(staleness=1), None, None, Given(rollout_func=lambda prompts, trainer: {}))
+    reads_images = types.SimpleNamespace(image_processor=object())
+    with pytest.raises(ConfigError, match="staleness reads text alone so far"):
+        pictures_of(GRPOConfig(staleness=1), reads_images, Given())

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import time
 import types
 import warnings
@@ -233,6 +234,9 @@ def test_settings_of_servers_are_checked(start):
     for word in ("localhost:8000", "http://a:port", "http://"):
         with pytest.raises(ConfigError, match="write http://host:port"):
             connect(word)
+    with pytest.raises(ConfigError, match="holds a user's name") as caught:
+        connect("http://me:secret@a:8000")
+    assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="give every rank one of its own"):
         connect()
     with pytest.raises(ConfigError, match="say the same thing; give servers"):
@@ -356,3 +360,58 @@ def test_weights_of_vllms_own_transfer_are_compared_by_sums_of_their_bits():
     with torch.no_grad():
         model.model.norm.weight[3] += 2**-20
     assert worker.grpo_compare(sums, "v2")["stale"] == ["model.norm.weight"]
+
+
+def test_where_no_server_takes_a_push_one_that_comes_back_is_waited_for(start):
+    one = Double()
+    engine = connect(start(one), ahead=True)
+    one.fault = "down"
+    threading.Timer(0.6, lambda: setattr(one, "fault", None)).start()
+    engine.refresh(1)
+    assert len(engine._vllm.pool.live) == 1
+    assert set(engine.generate(PROMPTS[:1], 1, Sampling(6), [0])[0].version.tolist()) == {1}
+    engine.close()
+
+
+def test_who_asks_while_weights_travel_does_not_take_their_server_for_another(start):
+    one = Double()
+    engine = connect(start(one), ahead=True)
+    load, asked = one.grpo_load, []
+
+    def slow(source):
+        told = load(source)
+        asked.append(threading.Thread(target=lambda: engine.generate(PROMPTS, 1, Sampling(6), range(4))))
+        asked[0].start()  # the server has the new weights, and nobody here knows of it yet
+        time.sleep(0.1)
+        return told
+
+    one.grpo_load = slow
+    with torch.no_grad():
+        engine.model.lm_head.weight.mul_(1.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.refresh(1)
+        asked[0].join()
+    assert not engine._vllm.pool.out
+    engine.close()
+
+
+def test_what_was_asked_ahead_is_not_waited_for_at_the_end(start):
+    one = Double()
+    engine = connect(start(one), ahead=True)
+    one.fault = "hang"
+    began, failed = time.monotonic(), []
+
+    def ask():
+        try:
+            engine.generate(PROMPTS, 2, Sampling(6), range(8))
+        except Exception as error:
+            failed.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while not engine._vllm.pool.all[0].in_flight:
+        time.sleep(0.01)
+    engine.close()
+    asking.join(10)
+    assert failed and time.monotonic() - began < 10

@@ -93,7 +93,7 @@ class Servers:
                 part = server.complete(asked)
             except (ServerFailed, *LOST) as error:
                 self._done(server)
-                if self.alone:
+                if self.alone or self._closed.is_set():
                     raise
                 self.take_out(server, str(error))
                 continue
@@ -108,7 +108,10 @@ class Servers:
         """The server that has this prompt already, else the one with the fewest requests; waits for one."""
         end = time.monotonic() + self.deadline
         while True:
+            if self._closed.is_set():
+                raise ServerFailed("the servers are no longer asked: the run has ended")
             with self._changed:
+                end = time.monotonic() + self.deadline if self._pausing else end  # a push has limits of its own
                 live = [] if self._pausing else self.live
                 if live:
                     server = chosen.get(prompt)
@@ -213,5 +216,10 @@ class Servers:
                     self.take_out(server, "it did not answer /health")
 
     def close(self) -> None:
-        """Servers are left running."""
+        """Servers are left running; what was asked ahead of them is not waited for."""
         self._closed.set()
+        for server in self.all:
+            server.patience = 0.0
+            server.hang_up()
+        with self._changed:
+            self._changed.notify_all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +46,8 @@ class RemoteVLLM:
         servers = [VLLMServer(url, deadline) for url in dict.fromkeys(urls)]
         self.pool = Servers(servers, deadline, watch=len(servers) > 1 or ahead)
         self._ahead = ahead
+        self._sending = threading.RLock()
+        """Held while weights travel: until then nobody can say which ones a server should hold."""
         self._met: set[VLLMServer] = set()
         self._versions: dict[VLLMServer, str] = {}
         self._each(servers, self._meet)
@@ -63,20 +67,29 @@ class RemoteVLLM:
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def push(self, version: int) -> None:
-        """The model's weights to every server that answers; those that do not take them are taken out."""
-        with self.pool.standing() if self._transfer.stops else nullcontext(lambda: None) as resume:
+        """The model's weights to every server that answers; where none does, they are waited for."""
+        end = time.monotonic() + self.pool.deadline
+        self._pushed(version)
+        while not self.pool.live and self._met and not self.pool.alone and time.monotonic() < end:
+            time.sleep(min(1.0, self.pool.deadline / 10))
+            self._pushed(version)
+        self._expect_one()
+
+    def _pushed(self, version: int) -> None:
+        """Once; those that do not take them are taken out."""
+        with self._sending, self.pool.standing() if self._transfer.stops else nullcontext(lambda: None) as resume:
             there = self._sent([server for server in self.pool.all if server in self.pool.live or self._back(server)])
             resume()
             self._proven(there)
             self.pool.version = version
-        self._expect_one()
 
     def tend(self, version: int) -> None:
         """The same weights by another number; servers that are back get them, too."""
         self.pool.version = version
-        back = [server for server in list(self.pool.out) if self._back(server)]
-        if back:
-            self._proven(self._sent(back))
+        with self._sending:
+            back = [server for server in list(self.pool.out) if self._back(server)]
+            if back:
+                self._proven(self._sent(back))
 
     def _sent(self, servers: list[VLLMServer]) -> list[VLLMServer]:
         """Those that took the weights."""
@@ -125,7 +138,7 @@ class RemoteVLLM:
             running = [(server, threads.submit(do, server)) for server in servers]
         for server, done in running:
             error = done.exception()
-            if isinstance(error, ServerFailed | OSError):
+            if isinstance(error, (ServerFailed, *LOST)):
                 self.pool.take_out(server, str(error) or type(error).__name__)
             elif error is not None:
                 raise error
@@ -180,11 +193,12 @@ class RemoteVLLM:
         if temperature not in (0.0, self._scale):  # what is under way was asked for at another one
             self.pool.idle()
             self._scale = temperature
-        stale = [server for server in self.pool.live if not self._scaled(server)]
-        if stale and self._ahead:
-            for server in stale:
-                self.pool.take_out(server, "it was started again and holds other weights")
-        elif stale:
+        with self._sending:
+            stale = [server for server in self.pool.live if not self._scaled(server)]
+            if stale and self._ahead:
+                for server in stale:
+                    self.pool.take_out(server, "it was started again and holds other weights")
+        if stale and not self._ahead:
             self._proven(self._sent(stale))
             for server in [server for server in stale if server in self.pool.live and not self._scaled(server)]:
                 raise RuntimeError(f"{server} holds weights that are not ours; give every run a server of its own")

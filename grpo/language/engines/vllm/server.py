@@ -42,6 +42,8 @@ class VLLMServer:
             host, port = None, None
         if host is None or parts.scheme not in ("http", "https"):
             raise ConfigError(f"servers: {base_url} is no address; write http://host:port")
+        if parts.username is not None:  # it would not be sent, and stand in every log
+            raise ConfigError(f"servers: the address of {host} holds a user's name; write http://host:port alone")
         self.url, self.deadline = base_url.rstrip("/").removesuffix("/v1"), deadline
         self._address, self._secure = (host, port), parts.scheme == "https"
         self._path = urllib.parse.urlsplit(self.url).path
