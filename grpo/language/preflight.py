@@ -229,7 +229,7 @@ class _Trial:
         self, call: Call, better: Callable[[Sequence[Verdict]], bool], samples: Sequence[Sample] | None = None
     ) -> str:
         """Whether all is well when the answer has another type: a sentence, or nothing."""
-        k = self.rewards.calls.index(call)
+        k = self.rewards.names.index(call.name)
         for to, convert in (("a number", _as_number), ("text", _as_text)):
             changed = {prompt.row: _changed(prompt, convert) for prompt in self._prompts}
             prompts = [prompt for prompt in changed.values() if prompt is not None]

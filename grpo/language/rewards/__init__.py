@@ -43,10 +43,10 @@ ASYNC_GRACE = 5.0
 MOST_WORKERS = 8
 MOST_ACTORS = 10_000
 """As many as the cluster has processors."""
-TAKEN_FOR_MESSAGES = (
-    "string indices must be integers", "'str' object has no attribute 'get'", "string index out of range",
-)  # fmt: skip
+TAKEN_FOR_MESSAGES = ("string indices must be integers", "'str' object has no attribute 'get'")
 """What Python says when a text is read as a list of messages."""
+EMPTY = "string index out of range"
+"""What it says when that text is empty."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Rewards:
             new = replace(call, wants_messages=True)
             tasks = self._tasks(pending, k, pending.samples, new)
             replies = [(k, task, self._here(new, task)) for task in tasks]
-            if not all(_took_for_messages(verdict) for _, _, reply in replies for verdict in reply.verdicts):
+            if any(verdict.error is None for _, _, reply in replies for verdict in reply.verdicts):
                 self.calls = tuple(new if call is other else other for other in self.calls)
                 found = [item for item in found if item[0] != k] + replies
         return found
@@ -335,7 +335,7 @@ class Rewards:
 
 def _took_for_messages(verdict: Verdict) -> bool:
     """Whether a function failed because it read a text as a list of messages."""
-    return verdict.error is not None and any(sign in verdict.error for sign in TAKEN_FOR_MESSAGES)
+    return verdict.error is not None and any(sign in verdict.error for sign in (*TAKEN_FOR_MESSAGES, EMPTY))
 
 
 def _is_model(call: Call) -> bool:

@@ -270,7 +270,10 @@ def test_words_about_the_model_and_sampling(given, ours):
     [
         ({"fp16": True, "bf16": True}, "both set dtype"),
         ({"optim": "sgd"}, "optim: 'sgd' is not one of adamw_torch"),
-        ({"generation_kwargs": {"num_beams": 4}}, "generation_kwargs: num_beams is not one of"),
+        (
+            {"generation_kwargs": {"num_beams": 4}},
+            "generation_kwargs: num_beams=4 is not done here: completions are sampled one token at a time",
+        ),
         ({"generation_kwargs": {"top_k": 4}, "top_k": 5}, "both set top_k"),
         ({"vllm_mode": "remote"}, "is not one of colocate, server"),
         ({"num_generation": 4}, "unknown setting 'num_generation'; did you mean \"num_generations\"?"),

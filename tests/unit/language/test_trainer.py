@@ -370,11 +370,11 @@ def test_a_run_from_before_marks_were_looked_for_goes_on_with_all_of_the_text(fo
     assert now.prompts[0].columns["answer"] == "1"
     with pytest.warns(UserWarning, match="began with all of the text"):
         now.load_state(before.state())
-    assert now.prompts[0].columns == now.held_out[0].columns == before.prompts[0].columns
+    assert now.prompts[0].columns == now.held_out[""][0].columns == before.prompts[0].columns
     assert now.state() == before.state()
     again = made().source
     again.load_state(made().source.state())
-    assert again.prompts[0].columns["answer"] == again.held_out[0].columns["answer"] == "1"
+    assert again.prompts[0].columns["answer"] == again.held_out[""][0].columns["answer"] == "1"
     with pytest.raises(ValueError, match="data set has changed"):
         made(answer_after="####").source.load_state(before.state())
 
