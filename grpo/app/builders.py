@@ -133,6 +133,8 @@ def start(resolved: Resolved, overwrite: bool = False) -> int:
         TASKS[resolved.task].expect_whole(resolved.config)
         expect_divided(resolved)
         expect_alike(resolved)
+        for remark in resolved.remarks if here().rank == 0 else ():
+            print(f"grpo: {remark}", file=sys.stderr)
         config, how = resolved.config, _named(resolved)
         about: dict[str, Any] = {"name": resolved.name, "task": resolved.task, "seed": config.seed, "argv": sys.argv}
         about["overwrite"] = overwrite

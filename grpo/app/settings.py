@@ -7,7 +7,7 @@ are translated: an `algorithm:` block speaks RLinf's dialect, everything else th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -82,6 +82,8 @@ class Resolved:
     config: GRPOConfig
     run: RunConfig
     origins: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+    """Choices that were made for the user."""
 
     @property
     def name(self) -> str:
@@ -283,9 +285,23 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
             settings[name], origins[name] = along_with[name], f"{origin} ({key})"
     origins = {name: value for name, value in origins.items() if name in settings or name == "task" or "." in name}
     try:
-        return Resolved(task, _made(model, settings, firm, origins), run_config(run), origins)
+        config = _made(model, settings, firm, origins)
+        return Resolved(task, config, run_config(run), origins, tuple(_remarks(layers, task, config, origins)))
     except ConfigError as error:
         raise error.calling(said) from None
+
+
+def _remarks(layers: Sequence[Layer], task: str, config: GRPOConfig, origins: Mapping[str, str]) -> Iterator[str]:
+    """What was chosen without being asked for: one of several tasks, the environment where none is named."""
+    about = [name for name in ("env", "dataset") if name in type(config).model_fields]
+    tasks = [layer for layer in layers if layer.task and not layer.firm]
+    names = ", ".join(layer.origin.removeprefix("preset ") for layer in tasks)
+    chosen = ", ".join(f"{name} {getattr(config, name)}" for name in about)
+    several = [{str(layer.settings[name]) for layer in tasks if name in layer.settings} for name in about]
+    if len({layer.task for layer in tasks}) > 1 or any(len(values) > 1 for values in several):
+        yield f"{names} each name a task: what the later says holds, here task {task}{chosen and ', '}{chosen}"
+    elif "env" in about and "env" not in origins:
+        yield f"no --env was named: {chosen} is taken"
 
 
 def _for_task(layer: Layer, task: str, model: type[GRPOConfig], dialect: str) -> Layer:

@@ -31,7 +31,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
 from grpo.envs.fleet import EnvError, Fleet
-from grpo.envs.serial import Env, SerialFleet, name_of, time_limit
+from grpo.envs.serial import AssumedLimit, Env, SerialFleet, name_of, time_limit
 from grpo.errors import line
 from grpo.workers import CannotStart
 
@@ -207,7 +207,8 @@ def limited(env: Env, horizon: int | None = None) -> Env:
     """With a time limit: this one, or that of a wrapper, or the environment's own, or DEFAULT_HORIZON."""
     if horizon is None and time_limit(env) is not None:
         return env
-    return TimeLimit(env, horizon or _own_limit(env) or DEFAULT_HORIZON)
+    limit = horizon or _own_limit(env)
+    return AssumedLimit(env, DEFAULT_HORIZON) if limit is None else TimeLimit(env, limit)
 
 
 def _own_limit(env: Env) -> int | None:

@@ -80,6 +80,7 @@ class SerialFleet:
         self._read, self._actions = reader(first.observation_space), _Actions(self.action_space)
         self.horizon = time_limit(first)
         self._branching: str | EnvError | None = None
+        self._cut = False
         if len({id(env.unwrapped) for env in given}) < len(given):
             raise EnvError(f"{self.name}: one environment was given twice; every member needs its own")
 
@@ -235,7 +236,17 @@ class SerialFleet:
         member.seen = seen
         if terminated or truncated:
             member.rest = ENDED
+            if not (number or terminated or self._cut) and isinstance(member.env, AssumedLimit):
+                self._say_cut(member)  # of the first member alone: of all processes, one speaks
         return reward, terminated, truncated and not terminated, success_of(answer[4])
+
+    def _say_cut(self, member: _Member) -> None:
+        """Once, that a limit nobody has asked for ended an episode."""
+        assert self.horizon is not None
+        self._cut = len(member.actions) >= self.horizon
+        if self._cut:
+            what = f"an episode did not end by itself and was cut after {self.horizon:,} steps, as all such will be"
+            warnings.warn(f"{self.name}: {what}; max_episode_steps chooses another limit", stacklevel=2)
 
     def _enter(self, number: int, step: int) -> None:
         self._members[number].step = step
@@ -301,6 +312,10 @@ def name_of(env: Env) -> str:
     """Its id, else its class."""
     spec = getattr(env, "spec", None)
     return spec.id if spec is not None else type(getattr(env, "unwrapped", env)).__qualname__
+
+
+class AssumedLimit(TimeLimit):
+    """The time limit of an environment that has none of its own, as far as can be seen."""
 
 
 def time_limit(env: Env) -> int | None:

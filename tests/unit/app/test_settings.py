@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from grpo.app import doctor
+from grpo.app import arguments, doctor
 from grpo.app.arguments import given_flags
 from grpo.app.builders import configs
 from grpo.app.explain import presets_text, resolved_text, settings_text
@@ -421,3 +421,27 @@ def test_the_other_distribution_is_found(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.3" if name == "grpo" else real(name))
     (found,) = [item for item in doctor.findings() if item.what == "grpo"]
     assert found.level == "problem" and "pip uninstall grpo" in found.remedy
+
+
+@pytest.mark.parametrize(
+    "names, flags, said",
+    [
+        (["dreamer"], [], ["no --env was named: env CartPole-v1 is taken"]),
+        (["dreamer"], [("env", "CartPole-v1")], []),
+        (["cartpole"], [], []),
+        (["control", "cartpole"], [], []),
+        (
+            ["cartpole", "acrobot"],
+            [],
+            ["cartpole, acrobot each name a task: what the later says holds, here task control, env Acrobot-v1"],
+        ),
+        (
+            ["acrobot", "dreamer"],
+            [],
+            ["acrobot, dreamer each name a task: what the later says holds, here task worldmodel, env Acrobot-v1"],
+        ),
+        (["bandit", "grpo_kl"], [], []),
+    ],
+)
+def test_choices_that_nobody_made_are_said(names, flags, said):
+    assert list(arguments.resolved(names, flags).remarks) == said

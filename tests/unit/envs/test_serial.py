@@ -1,11 +1,13 @@
 """The serial fleet plays as the environments do by themselves, and lays out what they see."""
 
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from grpo.envs.fleet import EnvError
-from grpo.envs.make import EnvFactory
+from grpo.envs.make import EnvFactory, make_fleet
 from grpo.envs.serial import SerialFleet
 
 
@@ -191,3 +193,32 @@ def test_integers_are_taken_for_other_integers_only_where_they_fit():
     assert stepped.observation.dtype == np.uint8 and list(stepped.observation[0]) == [3, 4]
     env.given = 1
     assert "observation is int64, its space uint8" in fleet.step([0], np.zeros((1, 2), np.uint8)).errors[0]
+
+
+class Endless(gym.Env):
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_a_limit_that_nobody_asked_for_is_said_once(monkeypatch):
+    monkeypatch.setattr("grpo.envs.make.DEFAULT_HORIZON", 3)
+    said = []
+    for horizon in (None, 3):
+        fleet = make_fleet(Endless, 2, kind="serial", horizon=horizon)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                fleet.reset([0, 1], [0, 1])
+                ends = [fleet.step([0, 1], [0, 0]).truncated_M.all() for _ in range(3)]
+                assert ends == [False, False, True]
+        said += [str(one.message) for one in caught]
+    (only,) = said
+    assert only == (
+        "Endless: an episode did not end by itself and was cut after 3 steps, as all such will be; max_episode_steps "
+        "chooses another limit"
+    )
