@@ -4,9 +4,9 @@
 
 is the one format known here (Qwen's and Hermes'; several calls may follow each other). Models that were taught another
 one bring their own `parse`. Calls run in killable processes with a time limit. Whatever goes wrong with one (no JSON,
-no such function, an exception, a hang) is told to the model as the answer: it can try again. `async def` functions are
-awaited together, on an event loop in this process, each with the same time limit. Loads no array library, so that
-workers start fast.
+no such function, an exception, a hang) is told to the model as the answer: it can try again. Where all functions
+are `async def` they are awaited together, on an event loop in this process, each with the same time limit. Loads no
+array library, so that workers start fast.
 """
 
 from __future__ import annotations
@@ -94,8 +94,9 @@ class Toolbox:
         self._timeout, self._workers = timeout, workers or min(processors(), 4)
         self._pool: Pool | None = None
         self._loop: Loop | None = None
-        self.waits = not isinstance(workers, str) and any(asynchronous(function) for function in functions)
-        """Whether there are functions that are awaited; then `begin` makes calls, else `run`."""
+        kinds = {asynchronous(function) for function in functions}
+        self.waits = not isinstance(workers, str) and kinds == {True}
+        """Whether all functions are awaited; then `begin` makes calls, else `run`, for a plain one must be killable."""
         self.patience = timeout + GRACE
         """Seconds after which no answer is to be expected any more."""
 
@@ -157,7 +158,7 @@ class Toolbox:
         return Pool(desk, self._workers, self._timeout)
 
     def begin(self, call: Call) -> Future[Answer]:
-        """Make one call; its answer, later. A plain function holds up the others for as long as it takes."""
+        """Make one call; its answer, later."""
         self._loop = self._loop or Loop("tools")
         return self._loop.begin(self._awaited(self._checked(call)))
 

@@ -21,6 +21,20 @@ class Echo:
         return [{"role": "user", "content": "more" * self.turn}], 1.0, self.turn == 3
 
 
+def where() -> str:
+    """Which process it is in."""
+    return str(os.getpid())
+
+
+async def loud(what: str) -> str:
+    """Say it loudly.
+
+    Args:
+        what: what to say
+    """
+    return what.upper()
+
+
 class Gate(Echo):
     """Does not answer before sixteen have been asked."""
 

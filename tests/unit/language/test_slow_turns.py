@@ -1,6 +1,7 @@
 """Environments and tools that take their time: asked together, and what comes of it does not depend on who is first."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -11,7 +12,7 @@ from grpo.language.engines import Sampling
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.turns import hosts
 from grpo.language.turns.conversation import Conversation, make_conversation
-from grpo.language.turns.tools import Toolbox
+from grpo.language.turns.tools import Call, Toolbox
 from tests.unit.language import slow_envs
 from tests.unit.language.slow_envs import DELAYS, LIVE, Echo, Gate, Trouble
 from tests.unit.language.test_turns import TOKENIZER, TOKENS, Scripted, call, prompt, samples_of
@@ -98,6 +99,14 @@ def test_tools_that_are_awaited_are_called_together_and_each_in_its_time():
     assert [sample.messages[1]["content"] for sample in made] == ["A", "error: fetch: no answer in 3 s", "B"]
     assert [sample.failed_calls for sample in made] == [0, 1, 0]
     player.close()
+
+
+def test_plain_tools_beside_awaited_ones_stay_in_processes_of_their_own():
+    assert Toolbox([slow_envs.loud]).waits
+    box = Toolbox([slow_envs.where, slow_envs.loud], workers=1)
+    there, loud = box.run([Call("where", {}), Call("loud", {"what": "a"})])
+    assert not box.waits and there.ok and there.text != str(os.getpid()) and loud.text == "A"
+    box.close()
 
 
 def test_an_environment_that_was_lost_is_played_again_and_must_answer_as_before():
