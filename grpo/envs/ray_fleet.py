@@ -57,7 +57,8 @@ class RayFleet(SpreadFleet):
             self._stale: set[int] = set()
             """Actors that may have done more than is known here."""
             self._actors = [self._hired() for _ in range(self._count)]
-            begun(self._ray, self._actors[0])
+            for w in range(self._count):  # one that has no room in the cluster would be waited for without end
+                self._begun(w, "cannot be started")
             about = self._ask({0: ("describe", ())})[0]
             if about is None:
                 raise EnvError(self._lost[0])
@@ -202,10 +203,13 @@ class RayFleet(SpreadFleet):
         """Another actor, on whatever machine has room for it."""
         self._ray.kill(self._actors[w])
         self._actors[w] = self._hired()
+        self._begun(w, "has died, and no other can be started")
+
+    def _begun(self, w: int, what: str) -> None:
         try:
             begun(self._ray, self._actors[w])
         except CannotStart as error:
-            raise EnvError(f"{self.name}: actor {w} has died, and no other can be started: {error}") from None
+            raise EnvError(f"{self.name}: actor {w} {what}: {error}") from None
 
 
 def _under_way(how: str, arguments: Any) -> Sequence[int]:

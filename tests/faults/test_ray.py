@@ -10,15 +10,16 @@ import pytest
 from grpo import cluster
 from grpo.config import ConfigError
 from grpo.control import ControlConfig, GRPOTrainer
-from grpo.envs.fleet import Stepped
+from grpo.envs.fleet import EnvError, Stepped
 from grpo.envs.make import make_fleet
 from grpo.envs.ray_fleet import RayFleet
 from grpo.envs.serial import SerialFleet
 from grpo.language.rewards import Rewards
+from grpo.language.turns import hosts
 from grpo.language.turns.tools import Call, Toolbox
 from tests.extras import needs_ray
 from tests.faults.ray_envs import Forgetful, Walk, double, longer
-from tests.unit.language.slow_envs import Plain
+from tests.unit.language.slow_envs import Plain, Trouble
 from tests.unit.language.test_slow_turns import play as play_slowly
 
 
@@ -137,6 +138,29 @@ def test_conversations_in_actors_are_those_of_this_process_and_none_is_lost_with
     broken, _ = play_slowly(Plain, ["x", "dies", "x", "hangs"], workers="ray:2", timeout=2)
     assert [s.reward for s in broken] == [3.0, None, 3.0, None]
     assert "its process died" in broken[1].error and "no answer in 2 s" in broken[3].error
+
+
+@needs_ray
+@pytest.mark.slow
+def test_an_async_environment_that_holds_its_actors_loop_fails_alone(ray, monkeypatch):
+    monkeypatch.setattr(hosts, "GRACE", 0.5)
+    found, _ = play_slowly(Trouble, ["x", "holds for ever"], workers="ray:2", timeout=1)
+    assert found[0].reward == 3.0 and "its process died" in found[1].error
+
+
+@needs_ray
+@pytest.mark.slow
+def test_an_actor_for_which_there_is_no_room_is_not_waited_for_without_end(ray, monkeypatch):
+    monkeypatch.setattr(cluster, "START_TIMEOUT", 3.0)
+    blocker = ray.remote(num_cpus=cluster.cluster_processors())(Walk).remote()
+    ray.get(blocker.__ray_ready__.remote())
+    try:
+        with pytest.raises(ConfigError, match=r"workers=ray:2: no answer in 3 s; has the cluster room for it"):
+            play_slowly(Plain, ["x"], workers="ray:2")
+        with pytest.raises(EnvError, match=r"Walk: actor 0 cannot be started: no answer in 3 s; has the cluster room"):
+            RayFleet(Walk, 4, "ray:2")
+    finally:
+        ray.kill(blocker)
 
 
 @needs_ray

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import hashlib
 import inspect
 import math
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from grpo.capabilities import Closes
 from grpo.cluster import Died, Handle, Home, awaited, begun, counted, hire, join, leave, sendable
@@ -31,6 +33,8 @@ from grpo.workers import CannotStart
 
 AT_ONCE = 10_000
 """Conversations of one actor, at most."""
+STARTING = 32
+"""Actors whose start is waited for at a time."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +194,9 @@ class Here(Host):
 class _Host:
     """The actor."""
 
-    def __init__(self, home: Home, make: Callable[[], Any], timeout: float) -> None:
+    def __init__(self, home: Home, make: Callable[[], Any], timeout: float, grace: float) -> None:
         home.enter()
-        self._made = make, timeout
+        self._made, self._limit = (make, timeout), timeout + grace
         self._room: Room | None = None
 
     async def ready(self) -> None:
@@ -200,8 +204,17 @@ class _Host:
 
     async def answer(self, question: Question) -> Reply:
         """Of one of its environments."""
-        self._room = self._room or Room(*self._made, threaded=True)
+        if self._room is None:
+            self._room = Room(*self._made, threaded=True)
+            self._pulse = asyncio.create_task(self._beat())
         return await self._room.answer(question)
+
+    async def _beat(self) -> NoReturn:
+        """End the process once an `async def` has held the loop for too long: nobody could say so, or be heard."""
+        nowhere = open(os.devnull, "w")  # noqa: SIM115  # open for as long as the process
+        while True:
+            faulthandler.dump_traceback_later(self._limit, exit=True, file=nowhere)
+            await asyncio.sleep(self._limit / 8)
 
     async def end(self, keys: Sequence[int]) -> dict[int, str]:
         """Close these."""
@@ -216,17 +229,23 @@ class Actors(Host):
     """
 
     def __init__(self, make: Callable[[], Any], where: str, timeout: float) -> None:
-        self.timeout, self.patience, self._made = timeout, math.inf, (make, timeout)
+        self.timeout, self.patience, self._made = timeout, math.inf, (make, timeout, GRACE)
         self._ray = join()
         self._lock, self._deaths = threading.RLock(), Counter[int]()
         self._nurse, self._alone = ThreadPoolExecutor(1, "environments"), ThreadPoolExecutor(1, "environments")
+        self._starting = ThreadPoolExecutor(STARTING, "environments")
         self._closed = False
+        self._broken = ""
+        """Why the cluster has no room for an actor in place of one that died."""
         try:
             sendable(self._ray, make, "the environment")
             self._count = counted(where)
             self._actors = [self._hired() for _ in range(self._count)]
-            begun(self._ray, self._actors[0])
+            for actor in self._actors:  # one that has no room would be waited for without end
+                begun(self._ray, actor)
         except CannotStart as error:
+            for actor in vars(self).get("_actors", ()):
+                self._ray.kill(actor)
             leave()
             raise ConfigError(f"workers={where}: {error}") from error
 
@@ -234,9 +253,14 @@ class Actors(Host):
         return hire(self._ray, _Host, self._count, *self._made, at_once=AT_ONCE)
 
     def ask(self, question: Question) -> Future[Reply]:
-        """The answer, later."""
+        """The answer, later; RuntimeError where there is nobody left to give one."""
+        if self._broken:
+            raise RuntimeError(f"an actor of the environments died, and no other can be started: {self._broken}")
         reply: Future[Reply] = Future()
-        self._send(question, reply)
+        try:
+            self._send(question, reply)
+        except Exception as error:  # what a row holds may not be sendable
+            reply.set_result(Reply(problem=f"its question cannot be sent ({line(error)})"))
         return reply
 
     def _send(self, question: Question, reply: Future[Reply]) -> None:
@@ -254,12 +278,21 @@ class Actors(Host):
             self._nurse.submit(self._looked_after, question, reply, actor, asked)
 
     def _looked_after(self, question: Question, reply: Future[Reply], actor: Handle, asked: Future[Reply]) -> None:
+        """Ask again where that may help; whatever happens, there is a reply."""
+        try:
+            self._look_after(question, reply, actor, asked)
+        except Exception as error:  # of Ray's, which may be on its way out
+            reply.set_result(Reply(problem=line(error)))
+
+    def _look_after(self, question: Question, reply: Future[Reply], actor: Handle, asked: Future[Reply]) -> None:
         error = asked.exception()
         if error is None:  # stuck: the others of its actor are played again
             self._renew(question.key % self._count, actor)
             reply.set_result(asked.result())
         elif not isinstance(error, self._ray.exceptions.RayActorError):
             reply.set_result(Reply(problem=f"its answer cannot be sent ({line(error)})"))
+        elif self._broken:
+            reply.set_result(Reply(problem=self._broken))
         else:
             self._renew(question.key % self._count, actor)
             self._deaths[question.key] += 1
@@ -270,21 +303,35 @@ class Actors(Host):
 
     def _apart(self, question: Question, reply: Future[Reply]) -> None:
         """Ask in an actor of its own; whoever takes that down has failed."""
-        actor = self._hired()
+        actor = None
         try:
+            actor = self._hired()
             limit = (len(question.said) + 2) * self.timeout + GRACE
             begun(self._ray, actor)
             reply.set_result(awaited(self._ray, actor.answer.remote(question), limit))
         except (Died, TimeoutError, CannotStart) as error:
             reply.set_result(Reply(problem=f"its process died ({error})"))
+        except Exception as error:  # of Ray's: an answer that cannot be sent, a cluster that has gone
+            reply.set_result(Reply(problem=line(error)))
         finally:
-            self._ray.kill(actor)
+            if actor is not None:
+                self._ray.kill(actor)
 
     def _renew(self, w: int, dead: Handle) -> None:
         with self._lock:
-            if self._actors[w] is dead:
+            if self._actors[w] is dead and not self._closed:
                 self._ray.kill(dead)
                 self._actors[w] = self._hired()
+                self._starting.submit(self._started, self._actors[w])
+
+    def _started(self, actor: Handle) -> None:
+        """Whoever waits for one that finds no room in the cluster hears of it."""
+        try:
+            begun(self._ray, actor)
+        except CannotStart as error:
+            if self._ray.is_initialized() and not self._closed:
+                self._broken = str(error)
+                self._ray.kill(actor)
 
     def end(self, keys: Sequence[int]) -> dict[int, str]:
         """Close these environments; one whose actor has died is closed already."""
@@ -305,7 +352,7 @@ class Actors(Host):
         """Leave no actor behind."""
         if not self._closed:
             self._closed = True
-            for thread in (self._nurse, self._alone):
+            for thread in (self._nurse, self._alone, self._starting):
                 thread.shutdown(wait=False, cancel_futures=True)
             for actor in self._actors:
                 self._ray.kill(actor)

@@ -53,8 +53,8 @@ class Trouble(Echo):
         what = self.row["answer"]
         if what == "hangs":
             await asyncio.sleep(3600)
-        if what == "holds":
-            time.sleep(1.5)
+        if what.startswith("holds"):
+            time.sleep(3600 if "ever" in what else 1.5)
         if what == "raises":
             raise ValueError("no")
         return await super().step(completion)
