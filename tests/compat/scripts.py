@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from grpo.language import GRPOConfig, GRPOTrainer
-from grpo.language.engines import Completion, in_groups
+from grpo.language.engines import Completion, Engine, in_groups
 from tests.unit.language.tiny import CHARACTERS, SPECIAL, tiny_tokenizer
 
 TEXTS = ["Better than", "Explicit is", "Simple is", "Complex", "Flat is", "Sparse is"]
@@ -109,7 +109,7 @@ def learns(made: GRPOTrainer) -> GRPOTrainer:
     return made
 
 
-class Said:
+class Said(Engine):
     """An engine that says what a test wants: `turns[n]` are the texts of turn n, one a conversation, in turn."""
 
     name, exact, repeatable, context = "said", False, True, 2048
@@ -130,11 +130,4 @@ class Said:
     def stream(self, prompts: Any, count: int, sampling: Any, seeds: Any) -> Any:
         return in_groups(self.generate(prompts, count, sampling, seeds), count)
 
-    def expect(self, drafts: Any) -> None: ...
     def refresh(self, version: int = 0) -> None: ...
-    def close(self) -> None: ...
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def make_room(self) -> bool:
-        return False

@@ -16,7 +16,7 @@ import torch
 
 from grpo.app.builders import TASKS, configs
 from grpo.app.settings import flag_layer, preset_layer, resolve
-from grpo.language.engines import Completion, in_groups
+from grpo.language.engines import Completion, Engine, in_groups
 from grpo.language.rewards.form import Xml
 from grpo.language.rewards.maths import Correctness
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
@@ -61,7 +61,7 @@ def test_its_settings_are_the_presets(script):
     assert got.config.rewards == ("correctness", "xml") and got.config.weight_decay == 0 and got.config.one_update
 
 
-class Fixed:
+class Fixed(Engine):
     """An engine that has only given completions to offer, and no log-probs of its own."""
 
     name, exact = "fixed", False

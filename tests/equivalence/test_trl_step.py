@@ -14,14 +14,14 @@ from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from grpo.language import GRPOConfig, GRPOTrainer
-from grpo.language.engines import Completion, in_groups
+from grpo.language.engines import Completion, Engine, in_groups
 
 DATA = np.load(Path(__file__).parents[1] / "golden" / "data" / "trl_step.npz", allow_pickle=False)
 RECORD = json.loads(str(DATA["record"]))
 CASES = {case["name"]: case | {"number": number} for number, case in enumerate(RECORD["cases"])}
 
 
-class Fixed:
+class Fixed(Engine):
     """An engine that has only the recorded completions to offer, and no log-probs of its own."""
 
     name, exact = "fixed", False
