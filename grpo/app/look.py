@@ -151,15 +151,18 @@ def evaluate(
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
+    """A bootstrap of values that are all alike knows no spread, and is not shown; which interval is which is said."""
     cells = [("", "mean", "95 % interval", "std", "min", "max")]
     for row in rows:
-        between = f"{row['low']:.4g} … {row['high']:.4g}"
+        alike = row["interval"] == "bootstrap" and row["min"] == row["max"]
+        between = "–" if alike else f"{row['low']:.4g} … {row['high']:.4g}"
         numbers = [f"{row[name]:.4g}" for name in ("std", "min", "max")]
         cells.append((row["quantity"], f"{row['mean']:.4g}", between, *numbers))
     widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    shares = ", ".join(row["quantity"] for row in rows if row["interval"] == "wilson")
+    by = f"Wilson's for shares ({shares}), else a bootstrap" if shares else "a bootstrap"
+    return "\n".join([*lines, f"interval of the mean: {by}; –: all alike"])
 
 
 def export(path: Path, which: str, target: Path, trust: bool = False) -> str:

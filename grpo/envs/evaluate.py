@@ -63,6 +63,7 @@ def _row(name: str, value_E: np.ndarray) -> dict[str, Any]:
         "mean": float(value_E.mean()),
         "low": low,
         "high": high,
+        "interval": "wilson" if name == "success" else "bootstrap",
         "std": float(value_E.std()),
         "min": float(value_E.min()),
         "max": float(value_E.max()),

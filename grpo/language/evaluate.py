@@ -90,7 +90,8 @@ class Evaluation(Mapping[str, float]):
                 low, high = interval(known)
                 told = {"mean": known.mean(), "low": low, "high": high, "std": known.std()}
                 told |= {"min": known.min(), "max": known.max()}
-                rows.append({"quantity": name, **{key: float(value) for key, value in told.items()}})
+                by = "wilson" if is_share(known) else "bootstrap"
+                rows.append({"quantity": name, **{key: float(value) for key, value in told.items()}, "interval": by})
         return rows
 
 
@@ -201,7 +202,12 @@ def pass_at(right_PS: np.ndarray, k: int) -> np.ndarray:
 
 def interval(value_P: np.ndarray) -> tuple[float, float]:
     """95 % interval of the mean: Wilson's for a proportion of ones, else a bootstrap over prompts."""
-    return wilson(value_P) if np.isin(value_P, (0.0, 1.0)).all() else bootstrap(value_P)
+    return wilson(value_P) if is_share(value_P) else bootstrap(value_P)
+
+
+def is_share(value_P: np.ndarray) -> bool:
+    """Whether these are yes and no."""
+    return bool(np.isin(value_P, (0.0, 1.0)).all())
 
 
 def _mean(value_PS: np.ndarray) -> np.ndarray:

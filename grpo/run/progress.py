@@ -7,6 +7,7 @@ import shlex
 import sys
 import unicodedata
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
 
@@ -48,6 +49,8 @@ def make_progress(kind: str | None) -> Progress:
     except ImportError:
         return Plain()
     console = Console()
+    if console.is_jupyter and find_spec("ipywidgets") is None:  # rich would show a warning and nothing else
+        return Plain()
     return Live(console) if kind == "live" or console.is_terminal or console.is_jupyter else Plain()
 
 

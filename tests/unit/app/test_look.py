@@ -11,6 +11,7 @@ from grpo.app import look
 from grpo.config import ConfigError
 from grpo.control import GRPOTrainer
 from grpo.control.groups import EVALUATION, seeds
+from grpo.envs.evaluate import Evaluation
 from grpo.envs.fleet import EnvError
 from grpo.run.folder import RunFolder
 from tests.faults import envs
@@ -77,6 +78,14 @@ def test_the_table_for_people_and_the_same_in_json(trained):
     assert "3 sampled episodes" in evaluate(path, "last", as_json=False, greedy=False)
     about = evaluate(path, "last", greedy=False)
     assert about["greedy"] is False and about["run"] == str(path)
+
+
+def test_which_interval_is_which_is_said():
+    played = Evaluation(np.array([3.0, 3.0]), np.array([5, 7]), np.array([1.0, 1.0]))
+    lines = look._table(played.table()).splitlines()
+    shown = [line.split()[:3] for line in lines[1:4]]
+    assert shown == [["return", "3", "–"], ["length", "6", "5"], ["success", "1", "0.3424"]]
+    assert lines[4] == "interval of the mean: Wilson's for shares (success), else a bootstrap; –: all alike"
 
 
 def test_a_video_is_left_where_it_is_said_to_be(trained, tmp_path):

@@ -89,3 +89,10 @@ def test_the_end_says_what_happened_and_what_to_do_next(tmp_path, monkeypatch, c
     flat = make_bandit(BanditConfig())  # in whose first phase all arms pay alike
     flat.train(steps=2, folder="runs/flat", progress="plain")
     assert "\nwarning=nothing was learned: in every group all tries got the same reward" in capsys.readouterr().out
+
+
+def test_a_notebook_without_widgets_gets_plain_lines(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    for there, kind in ((None, Plain), (object(), Live)):
+        monkeypatch.setattr("grpo.run.progress.find_spec", lambda name, there=there: there)
+        assert isinstance(make_progress("auto"), kind)
