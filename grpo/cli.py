@@ -343,11 +343,16 @@ def _export(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from grpo.app import look
 
     a = arguments
-    if a.push is not None or (a.to is not None and look.task_of(a.folder) != "language"):
+    if a.private and a.push is None:
+        raise ValueError("--private is for --push; leave it out")
+    if a.onnx is not None and (a.push is not None or a.to is not None):
+        raise ValueError("--onnx writes a file, --to and --push a folder; give one of them at a time")
+    language = _language(a, for_prompts=("merge",), for_others=("onnx",))
+    if a.push is not None or (a.to is not None and not language):
         from grpo.app.load import write
 
-        print(write(a.folder, a.checkpoint, a.to, a.push, a.private, a.trust))
-    elif _language(a, for_prompts=("merge",), for_others=("onnx",)):
+        print(write(a.folder, a.checkpoint, a.to, a.push, a.private, a.merge, a.trust))
+    elif language:
         print(look.save_model(a.folder, a.checkpoint, a.to or a.folder / "model", a.merge, a.trust))
     else:
         print(look.export(a.folder, a.checkpoint, a.onnx or a.folder / "policy.onnx", a.trust))

@@ -11,12 +11,13 @@ model.generate("4 1 3 2")
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from grpo.app.look import speaker, trained
+from grpo.app.look import FRESH, speaker, trained
 from grpo.app.onnx_policy import OnnxPlayer
 from grpo.app.policy_folder import write_policy
 from grpo.capabilities import EvaluatesEpisodes, Exports, Plays, SavesModel
@@ -52,12 +53,15 @@ def load(path: str | Path, checkpoint: str = "best", *, trust: bool = False) -> 
     return Policy(trainer.player(), place, trainer, saved.path)
 
 
-def write(path: Path, which: str, target: Path | None, repo: str | None, private: bool, trust: bool) -> str:
+def write(
+    path: Path, which: str, target: Path | None, repo: str | None, private: bool, merge: bool, trust: bool
+) -> str:
     """`grpo export --to`, `--push`: what was trained as a folder, or on the hub; where it is."""
     found = load(path, which, trust=trust)
+    how = {"merge": True} if merge else {}  # of language models alone
     try:
-        places = [] if target is None else [str(found.save(target))]
-        return "\n".join([*places, *([] if repo is None else [found.push_to_hub(repo, private)])])
+        places = [] if target is None else [str(found.save(target, **how))]
+        return "\n".join([*places, *([] if repo is None else [found.push_to_hub(repo, private, **how)])])
     finally:
         found.close()
 
@@ -70,6 +74,7 @@ class Policy:
     ) -> None:
         self._player, self.origin, self._trainer, self._checkpoint = player, origin, trainer, checkpoint
         self._own: Playing | None = None
+        self._begun = 0
 
     @property
     def trainer(self) -> GRPOTrainer:
@@ -87,11 +92,16 @@ class Policy:
         """
         rows, single = self._player.rows(observation)
         count = _count(rows)
-        playing = self._player.players(count, 0) if state is None else state
+        playing = self._begin(count) if state is None else state
         if state is not None and episode_start is not None:
             playing.forget(np.broadcast_to(np.asarray(episode_start, dtype=bool), count))
         action_M = playing.decide(rows, deterministic)
         return (action_M[0] if single else action_M), playing
+
+    def _begin(self, count: int) -> Playing:
+        """Episodes begin, each time with chance of their own: whoever passes no state on draws anew all the same."""
+        self._begun += 1
+        return self._player.players(count, self._begun - 1)
 
     def act(self, observation: Any, deterministic: bool = True) -> Any:
         """The action for one observation of the episode that is under way; `reset` begins another."""
@@ -103,9 +113,10 @@ class Policy:
         self._own = None
 
     def evaluate(self, episodes: int = 20, deterministic: bool = True, seed: int | None = None) -> dict[str, Any]:
-        """Mean return and more, of fresh episodes."""
+        """Mean return and more, of episodes from starts that the run has never seen; seed: of other ones."""
         if not isinstance(self.trainer, EvaluatesEpisodes):
             raise ConfigError(f"{self.origin}: this task has nothing to evaluate")
+        seed = self.trainer.config.seed + FRESH if seed is None else seed
         found: Any = self.trainer.evaluate(episodes, deterministic, seed)
         return dict(found.metrics())
 
@@ -161,9 +172,9 @@ class Model:
             raise ConfigError(f"{self.origin}: this task has no model that can be saved")
         return self.trainer.save_model(folder, merge=merge)
 
-    def push_to_hub(self, repo: str, private: bool = False) -> str:
+    def push_to_hub(self, repo: str, private: bool = False, merge: bool = False) -> str:
         """Upload what `save` writes, as owner/name; returns where it is."""
-        return _pushed(self.save, repo, private, "Model")
+        return _pushed(partial(self.save, merge=merge), repo, private, "Model")
 
     def close(self) -> None:
         """Let go of the engine."""
@@ -174,7 +185,7 @@ def _pushed(save: Any, repo: str, private: bool, what: str) -> str:
     import tempfile
 
     with tempfile.TemporaryDirectory() as place:
-        return hub.push(save(Path(place) / "folder"), repo, private, what)
+        return hub.push(save(Path(place) / "folder"), repo, private, what, kept=False)
 
 
 def _count(tree: Any) -> int:

@@ -62,28 +62,33 @@ class OnnxPlayers:
         self._hidden = None if hidden is None else np.zeros((rows, *hidden.shape[1:]), np.float32)
         about = player.session.get_modelmeta().custom_metadata_map
         self._chunk, self._times = int(about.get("chunk", 1)), int(about.get("action_repeat", 1))
-        self._ahead: deque[np.ndarray] = deque()
+        self._ahead: list[deque[Any]] = [deque() for _ in range(rows)]
 
     def decide(self, rows: dict[str, np.ndarray], greedy: bool = True) -> np.ndarray:
         """Actions for what all of them see."""
         if not greedy:
             raise ConfigError("an ONNX file has the likeliest actions alone; load the run folder to draw them")
-        if not self._ahead:
-            memory = {} if self._hidden is None else {"hidden": self._hidden}
+        free = [row for row, ahead in enumerate(self._ahead) if not ahead]
+        if free:
+            memory = {} if self._hidden is None else {"hidden": self._hidden[free]}
             names = [output.name for output in self._player.session.get_outputs()]
-            found = dict(zip(names, self._player.session.run(None, rows | memory), strict=True))
-            self._hidden = found.get("next_hidden", self._hidden)
-            action = np.asarray(found["action"])
-            some = np.moveaxis(action, 1, 0) if self._chunk > 1 else [action]
-            self._ahead.extend(one for one in some for _ in range(self._times))
-        return self._ahead.popleft()
+            given = {name: row[free] for name, row in rows.items()} | memory
+            found = dict(zip(names, self._player.session.run(None, given), strict=True))
+            if self._hidden is not None:
+                self._hidden = self._hidden.copy()
+                self._hidden[free] = found.get("next_hidden", memory["hidden"])
+            for row, action in zip(free, np.asarray(found["action"]), strict=True):
+                some = action if self._chunk > 1 else [action]
+                self._ahead[row].extend(one for one in some for _ in range(self._times))
+        return np.stack([ahead.popleft() for ahead in self._ahead])
 
     def forget(self, first_M: np.ndarray) -> None:
         """Where True, another episode begins."""
         if self._hidden is not None:
-            self._hidden = np.where(first_M.reshape(-1, *[1] * (self._hidden.ndim - 1)), 0.0, self._hidden)
-        if first_M.all():
-            self._ahead.clear()
+            begins = first_M.reshape(-1, *[1] * (self._hidden.ndim - 1))
+            self._hidden = np.where(begins, np.float32(0), self._hidden)
+        for row in np.flatnonzero(first_M):
+            self._ahead[row].clear()
 
 
 def _part(observation: Any, name: str) -> Any:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import ConfigError
-from grpo.run.files import dumps, read_json, write_atomic
+from grpo.run import hub
+from grpo.run.files import FolderError, dumps, read_json, write_atomic
 from grpo.run.folder import RunFolder
 from grpo.run.inside import expect_no_links
 from grpo.run.trainer import GRPOTrainer
@@ -24,9 +25,19 @@ def write_policy(trainer: GRPOTrainer, run: Path, checkpoint: Path | None, folde
     """Write it, beside nothing else."""
     if checkpoint is None:
         raise ConfigError(f"{run} has no checkpoint to save")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} holds something already; choose another folder")
-    expect_no_links(run)
+    try:
+        if not hub.is_fetched(run):  # there links lead to the hub's own store
+            expect_no_links(run)
+        return _written(trainer, run, checkpoint, folder)
+    except FolderError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder} ({error.strerror}); choose another folder") from None
+
+
+def _written(trainer: GRPOTrainer, run: Path, checkpoint: Path, folder: Path) -> Path:
     (folder / "checkpoints").mkdir(parents=True)
     source = RunFolder.open(run)
     for name, there in (KEPT | SHOWN).items():

@@ -48,9 +48,9 @@ def expect_trusted(resolved: Resolved, folder: Path, unused: Collection[str] = (
         raise ConfigError(said)
 
 
-def untrusted(resolved: Resolved, folder: Path, unused: Collection[str] = ()) -> str | None:
-    """What would have to be confirmed before these settings of a run folder are used; None: nothing."""
-    source = folder / "config.json"
+def untrusted(resolved: Resolved, folder: Path, unused: Collection[str] = (), file: str = "config.json") -> str | None:
+    """What would have to be confirmed before these settings of a folder, from its `file`, are used; None: nothing."""
+    source = folder / file
     why = {"name": _leads, "argument": _is_passed_on, "model": _brings}
     for code in resolved.config.named_code():
         origin = resolved.origins.get(code.setting, "")

@@ -14,14 +14,26 @@ MARK = "run.json"
 
 
 def is_id(text: str) -> bool:
-    """Whether this may be owner/name, and is no path that is here."""
-    return bool(_ID.fullmatch(text)) and not Path(text).exists()
+    """Whether this may be owner/name, and is no path that is here, nor a run that is not."""
+    path = Path(text)
+    return bool(_ID.fullmatch(text)) and not path.exists() and not _has_runs(path.parent)
+
+
+def _has_runs(folder: Path) -> bool:
+    """Whether runs lie in a folder, or would: a name that is mistyped there is not asked the hub for."""
+    return folder.name == "runs" or any(folder.glob(f"*/{MARK}"))
 
 
 def push(
-    path: Path, repo: str, private: bool, what: str = "Model", message: str | None = None, revision: str | None = None
+    path: Path,
+    repo: str,
+    private: bool,
+    what: str = "Model",
+    message: str | None = None,
+    revision: str | None = None,
+    kept: bool = True,
 ) -> str:
-    """Upload the folder; returns where it is."""
+    """Upload the folder; returns where it is. kept: it stays, and can be uploaded by hand."""
     hub = _hub("push_to_hub")
     try:
         made = hub.create_repo(repo, private=private, exist_ok=True)
@@ -32,9 +44,10 @@ def push(
         )
         hub.upload_folder(repo_id=made.repo_id, folder_path=str(path), **how)
     except Exception as error:  # whatever the network and the hub may say: what was trained is safe on disk
+        told = f"{path} was written, and" if kept else f"the {what.lower()}"
+        again = "upload the folder" if kept else "try again"
         raise ConfigError(
-            f"{path} was written, and could not be uploaded to {repo}: {_reason(error)}; log in with `hf auth login` "
-            "and upload the folder"
+            f"{told} could not be uploaded to {repo}: {_reason(error)}; log in with `hf auth login` and {again}"
         ) from None
     return str(made)
 
@@ -58,6 +71,15 @@ def policy(repo: str) -> Path | None:
             f"{repo} is no folder here, and could not be fetched from the hub: {_reason(error)}; check the name, "
             "the network, and `hf auth login` if it is private"
         ) from None
+
+
+def is_fetched(folder: Path) -> bool:
+    """Whether a folder is one that the hub's library keeps, as links to its own store."""
+    try:
+        from huggingface_hub import constants
+    except ModuleNotFoundError:
+        return False
+    return folder.parent.name == "snapshots" and folder.resolve().is_relative_to(Path(constants.HF_HUB_CACHE).resolve())
 
 
 def _hub(why: str) -> Any:

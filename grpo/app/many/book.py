@@ -79,6 +79,8 @@ class Book:
                 tuple(said["names"]), tuple((key, word) for key, word in said["flags"]), tuple(said["seeds"]),
                 tuple(said["over"]), said["trials"], said["by"],
             )  # fmt: skip
+            if not asked.seeds or any(type(seed) is not int for seed in asked.seeds):
+                raise ValueError("seeds")
         except (KeyError, TypeError, ValueError) as error:
             raise FolderError(f"{root / NAME} lacks something ({error}); restore it, or begin anew") from None
         if HIDDEN in json.dumps(said["flags"]):
@@ -109,11 +111,11 @@ class Book:
         """Of one run."""
         return (self.root / f"trial-{number:04d}" if self.asked.over else self.root) / f"seed-{seed}"
 
-    def job(self, number: int, seed: int, settings: Mapping[str, str]) -> Job:
+    def job(self, number: int, seed: int, settings: Mapping[str, str], trust: bool = False) -> Job:
         """The command of one run: from its beginning, or where it stopped."""
         folder = self.folder(number, seed)
         if (folder / "run.json").exists():
-            return Job(folder, ("train", "--resume", str(folder)))
+            return Job(folder, ("train", "--resume", str(folder), *(("--trust",) if trust else ())))
         own = [f"--{key}={word}" for key, word in self.asked.flags]
         where = str(folder).replace("{", "{{").replace("}", "}}")
         return Job(folder, ("train", *self.asked.names, *own, *flags(settings), f"--seed={seed}", f"--logdir={where}"))

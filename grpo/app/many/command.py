@@ -41,6 +41,7 @@ def add_sweep_flags(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--by", metavar="METRIC", help="what decides, with a leading minus the lowest (run.best_by)")
     made.add_argument("--resume", metavar="FOLDER", help="go on with a sweep; more --trials may be asked for")
+    made.add_argument("--trust", action="store_true", help="with --resume: run code that lies inside of it, too")
 
 
 def _asked(arguments: argparse.Namespace, rest: Sequence[str]) -> Asked:
@@ -74,8 +75,12 @@ def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     from grpo.run.files import FolderError
 
     a = arguments
-    if a.command == "train" and a.ranks:
+    if a.command == "train" and (a.ranks or a.rank_timeout or a.shared_gpu):
         raise ValueError("--seeds makes runs beside each other, --ranks divides one; give one of them")
+    if a.command == "train" and a.overwrite:
+        raise ValueError("--overwrite begins one run anew; for several choose another --logdir, or --resume")
+    if a.trust and not a.resume:
+        raise ValueError("--trust is for --resume: what you name yourself runs without it; leave it out")
     asked = _asked(a, rest)
     try:
         if not a.resume:
@@ -85,6 +90,7 @@ def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         if asked.names or asked.flags:
             raise ValueError("--resume takes its settings from the folder; leave the others out")
         trials = a.trials if a.command == "sweep" else None
-        return go_on(Path(a.resume), resolved, a.parallel, trials, a.seeds if a.command == "train" else None)
+        seeds = a.seeds if a.command == "train" else None
+        return go_on(Path(a.resume), resolved, a.parallel, trials, seeds, a.trust)
     except FolderError as error:
         raise ValueError(str(error)) from None

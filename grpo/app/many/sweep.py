@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo.app.builders import TASKS
+from grpo.app.builders import TASKS, saved_settings
 from grpo.app.many import results
-from grpo.app.many.book import Asked, Book
+from grpo.app.many.book import NAME, Asked, Book
 from grpo.app.many.crew import Job, carried_out
 from grpo.app.many.pictures import draw_curves, draw_settings
 from grpo.app.many.results import Goal, Reached
 from grpo.app.many.space import Space, Study, first_word, grid, space_of, told
 from grpo.app.settings import COMMAND_LINE, Resolved
+from grpo.app.trust import untrusted
 from grpo.config import ConfigError
+from grpo.run.files import FolderError
+from grpo.run.folder import RunFolder
 from grpo.run.signals import StopSignals
 from grpo.run.stepping import EXIT_CODES
 from grpo.workers import processors
@@ -44,11 +48,18 @@ def begin(asked: Asked, seeds: int, resolve: Resolve, parallel: int | None) -> i
         grid(space)
     name = f"{resolved.name}-{'sweep' if asked.over else 'seeds'}"
     root = resolved.run.folder(name, resolved.task, first, datetime.now())
-    return _Search(Book.create(root, asked), resolved, space, parallel).run()
+    search = _Search(Book.create(root, asked), resolved, space, parallel)
+    search.trust = _unconfirmed(search.book, resolve, root, {}) is not None  # said when it is to be gone on with
+    return search.run()
 
 
-def go_on(root: Path, resolve: Resolve, parallel: int | None, trials: int | None, seeds: int | None) -> int:
-    """The runs of a folder that are not over, and those that are asked for beyond; the exit code."""
+def go_on(
+    root: Path, resolve: Resolve, parallel: int | None, trials: int | None, seeds: int | None, trust: bool = False
+) -> int:
+    """The runs of a folder that are not over, and those that are asked for beyond; the exit code.
+
+    trust: also where that runs code which came with the folder.
+    """
     book = Book.open(root)
     asked = book.asked
     if seeds is not None:
@@ -58,7 +69,23 @@ def go_on(root: Path, resolve: Resolve, parallel: int | None, trials: int | None
             raise ConfigError(f"{root}: all combinations of its lists are tried; leave --trials out")
         asked = replace(asked, trials=trials)
     book = book.asking(asked)
-    return _Search(book, resolve(asked.names, asked.flags), _space(asked, resolve), parallel).run()
+    search = _Search(book, resolve(asked.names, asked.flags), _space(asked, resolve), parallel)
+    search.trust, search.unconfirmed = trust, partial(_unconfirmed, book, resolve)
+    return search.run()
+
+
+def _unconfirmed(book: Book, resolve: Resolve, folder: Path, settings: Mapping[str, str]) -> str | None:
+    """What of a run's settings, which somebody else may have written, would have to be confirmed first."""
+    file = NAME
+    if (folder / "run.json").exists():
+        file = f"{folder.relative_to(book.root)}/config.json"
+        try:
+            found = saved_settings(RunFolder.open(folder), trust=True)
+        except (FolderError, ConfigError):
+            return None  # the run itself says what is wrong with it, and does nothing else
+    else:
+        found = resolve(book.asked.names, [*book.asked.flags, *settings.items()])
+    return untrusted(replace(found, origins={}), book.root, file=file)
 
 
 def _of_every_run(asked: Asked, resolve: Resolve, resolved: Resolved) -> tuple[tuple[str, str], ...]:
@@ -101,6 +128,14 @@ def _flagged(resolved: Resolved) -> dict[tuple[str, str], Any]:
     return {(block, name): value for block, name, value, origin in resolved.table() if origin.startswith(COMMAND_LINE)}
 
 
+Unconfirmed = Callable[[Path, Mapping[str, str]], str | None]
+"""What has to be confirmed before the run in a folder is carried out, with a trial's settings; None: nothing."""
+
+
+def _nothing(folder: Path, settings: Mapping[str, str]) -> None:
+    """Settings were given just now."""
+
+
 class _Search:
     """One command's work: which runs there are, what they reached, what people are told."""
 
@@ -118,6 +153,8 @@ class _Search:
         self.found: dict[int, dict[int, Reached]] = {}
         self.places: dict[Path, tuple[int, int]] = {}
         self.began, self.made = time.perf_counter(), 0
+        self.trust = False
+        self.unconfirmed: Unconfirmed = _nothing
 
     def run(self) -> int:
         """Carry out what is left; the exit code."""
@@ -134,7 +171,8 @@ class _Search:
                 self._take(number, seed, results.reached(job.folder, self.goal, failed))
         self._leave()
         if asked.reason is not None:
-            print(f"stopped; go on with: grpo {self.asked.command} --resume {self.book.root}")
+            trust = " --trust" if self.trust else ""
+            print(f"stopped; go on with: grpo {self.asked.command} --resume {self.book.root}{trust}")
             return EXIT_CODES[asked.reason]
         ended = [one for trial in self.found.values() for one in trial.values()]
         lost = [one for one in ended if not one.over]
@@ -154,7 +192,10 @@ class _Search:
                 if before.over:
                     self._take(number, seed, before)
                     continue
-                job = self.book.job(number, seed, self.settings[number])
+                place = self.book.folder(number, seed)
+                if not self.trust and (said := self.unconfirmed(place, self.settings[number])) is not None:
+                    raise ConfigError(said)
+                job = self.book.job(number, seed, self.settings[number], self.trust)
                 self.places[job.folder] = number, seed
                 yield job
 

@@ -27,7 +27,7 @@ from grpo.language.data.columns import ENOUGH, Columns
 from grpo.language.data.rows import Row, Rows, load, read_rows
 from grpo.language.data.stream import Position, Stream
 from grpo.language.pictures.ids import PicturedIds
-from grpo.language.pictures.pairing import column_of, paired, undecoded
+from grpo.language.pictures.pairing import column_of, holds_images, paired, undecoded
 from grpo.language.pictures.reading import Picture
 from grpo.language.samples import Prompt
 from grpo.seeding import generator
@@ -94,6 +94,8 @@ class Prompts:
             columns = replace(columns, images=column_of(self.columns, image_column, name), pictured=True, folder=folder)
         elif image_column is not None:
             raise ConfigError("image_column: the model reads text alone; name an image-text model, or leave it out")
+        else:
+            _tell_of_images(known, column_of(self.columns, None, name), name)
         known = undecoded(known, columns.images)
         self._columns = columns.seen([known[i] for i in range(min(len(known), ENOUGH))], name)
         if streamed:
@@ -284,6 +286,17 @@ def _sequence(rows: Any) -> Any:
     if isinstance(rows, str) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
         raise ConfigError(f"rows are a list of dicts or a data set of `datasets`, not of type {type(rows).__name__}")
     return rows
+
+
+def _tell_of_images(rows: Any, column: str | None, name: str) -> None:
+    """Say that a model which reads text alone sees nothing of the images that rows hold."""
+    if column is not None and any(holds_images(rows[i].get(column)) for i in range(min(len(rows), ENOUGH))):
+        warnings.warn(
+            f"{name}: the column {column} holds images and the model reads text alone: it is left out. Name an "
+            "image-text model; of one that does both (Gemma 3) set image_column, or pass its processor as "
+            "processing_class",
+            stacklevel=3,
+        )
 
 
 def _measured(row: Row, number: int | None = None, *, chat: Chat, columns: Columns, place: str) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo.errors import ConfigError
-from grpo.language.pictures.reading import Picture
+from grpo.language.pictures.reading import DATA, Picture
 
 if TYPE_CHECKING:
     from grpo.language.samples import Message
@@ -15,6 +16,8 @@ COLUMNS = ("images", "image")
 """Where a row's images are looked for unless the settings name another column."""
 HELD = ("image", "url", "path", "bytes", "base64", "image_url")
 """Keys of a part under which it may hold its own image."""
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+"""Endings by which a text is known as an image's path, where nobody said so."""
 MARK = {"type": "image"}
 """A part as templates take it: where an image stands, not which one."""
 
@@ -24,6 +27,18 @@ def column_of(names: Sequence[str], asked: str | None, place: str) -> str | None
     if asked is not None and asked not in names:
         raise ConfigError(f"{place}: no column {asked}; found {', '.join(names)} — set image_column to one of them")
     return asked or next((name for name in COLUMNS if name in names), None)
+
+
+def holds_images(held: Any) -> bool:
+    """Whether what a column holds looks like an image, or several, and not like text that is merely called so."""
+    given = next(iter(held), None) if isinstance(held, list | tuple) else held
+    if isinstance(given, str):
+        return bool(DATA.match(given)) or Path(given).suffix.lower() in SUFFIXES
+    return (
+        isinstance(given, bytes | bytearray | Path)
+        or hasattr(given, "convert")
+        or (isinstance(given, Mapping) and bool({"bytes", "path"} & {*given}))
+    )
 
 
 def undecoded(rows: Any, column: str | None) -> Any:

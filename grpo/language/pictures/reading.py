@@ -133,7 +133,10 @@ class Picture:
             if URL.match(given):
                 raise self._wrong("it is a URL, and no image is fetched here; save it to a file and name that")
             if found := DATA.match(given):
-                return base64.b64decode(given[found.end() :])
+                try:
+                    return base64.b64decode(given[found.end() :])
+                except ValueError as error:
+                    raise self._wrong(f"its base64 is damaged ({error}); write the row again") from None
             path = Path(given.removeprefix("file://")).expanduser()
             beside = None if self.base is None else Path(self.base) / path
             return beside if beside is not None and beside.exists() else path

@@ -1,5 +1,7 @@
 """What was trained, back in Python: from a run folder, a saved one, an ONNX file, the hub."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("gymnasium")
@@ -10,6 +12,7 @@ from gymnasium import spaces
 
 import grpo
 from grpo.app.load import Policy
+from grpo.app.onnx_policy import OnnxPlayers
 from grpo.cli import main
 from grpo.config import ConfigError
 from grpo.control import GRPOTrainer
@@ -55,6 +58,9 @@ def test_a_run_can_be_asked_for_actions(pole):
     assert again == action  # nothing of before is remembered
     several, state = policy.predict(np.stack([observation] * 3), deterministic=False)
     assert several.shape == (3,) and policy.predict(np.stack([observation] * 3), state)[0].shape == (3,)
+    many = np.stack([observation] * 64)
+    drawn = [policy.predict(many, deterministic=False)[0].tolist() for _ in range(2)]
+    assert drawn[0] != drawn[1]  # whoever passes no state on draws anew all the same
     assert played(policy) == played(policy)
     assert 1 <= policy.evaluate(episodes=2)["return"] <= 500
     with pytest.raises(EnvError, match="does not fit the observation space"):
@@ -74,8 +80,11 @@ def test_what_was_saved_and_exported_plays_as_the_run(pole, tmp_path, monkeypatc
     with pytest.raises(ConfigError, match="likeliest actions alone"):
         grpo.load(file).predict(np.zeros(4), deterministic=False)
     assert main(["eval", str(saved), "--episodes", "2"]) == 0
-    with pytest.raises(ConfigError, match="holds something already"):
-        again.save(saved)
+    for taken in (saved, file):
+        with pytest.raises(ConfigError, match="holds something already"):
+            again.save(taken)
+    with pytest.raises(ConfigError, match="cannot write to"):
+        again.save(file / "below")
 
 
 def test_a_dreamer_plays_from_its_run_its_saved_folder_and_a_file(dream, tmp_path):
@@ -100,9 +109,21 @@ def test_a_policy_goes_to_the_hub_and_comes_back(pole, tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         assert "me/pole" in policy.push_to_hub("me/pole")
         assert {"README.md", "run.json", "curve.png", "checkpoints/latest"} <= {*held["me/pole"]}
-        assert played(grpo.load("me/pole")) == played(policy)
+        fetched = grpo.load("me/pole")
+        assert played(fetched) == played(policy)
+        assert played(grpo.load(fetched.save(tmp_path / "kept"))) == played(policy)  # the cache holds links
         with pytest.raises(ConfigError, match="could not be fetched from the hub"):
             grpo.load("me/nothing")
+
+
+def test_a_policy_that_could_not_be_uploaded_is_not_said_to_lie_somewhere(pole, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("401")
+
+    monkeypatch.setattr(pytest.importorskip("huggingface_hub").HfApi, "create_repo", refuse)
+    policy = grpo.load(pole)
+    with pytest.raises(ConfigError, match=r"the policy could not be uploaded to me/pole.*try again"):
+        policy.push_to_hub("me/pole")
 
 
 def test_what_cannot_be_loaded_says_what_to_do(tmp_path, monkeypatch, capsys):
@@ -114,6 +135,35 @@ def test_what_cannot_be_loaded_says_what_to_do(tmp_path, monkeypatch, capsys):
         grpo.load("b")
     with pytest.raises(ConfigError, match="grpo export RUN"):
         grpo.load("no.onnx")
+    with pytest.raises(ConfigError, match="there is nothing; give a run folder"):
+        grpo.load("runs/mistyped")  # the hub is not asked
+    capsys.readouterr()
+    for words in (["eval", "runs/mistyped", "--episodes", "3"], ["export", "runs/mistyped"], ["chat", "runs/mistyped"]):
+        assert main(words) == 2 and "no run folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"), [(["--private"], "for --push"), (["--onnx", "a.onnx", "--to", "b"], "one of")]
+)
+def test_flags_of_an_export_that_would_do_nothing_are_refused(flags, told, pole, capsys):
+    assert main(["export", str(pole), *flags]) == 2 and told in capsys.readouterr().err
+
+
+def test_in_a_file_each_episode_has_actions_ahead_of_its_own():
+    class Session:
+        def get_modelmeta(self):
+            return SimpleNamespace(custom_metadata_map={"chunk": "2"})
+
+        def get_outputs(self):
+            return [SimpleNamespace(name="action")]
+
+        def run(self, _, given):
+            return [np.stack([given["observation"], given["observation"] + 1], 1)]
+
+    players = OnnxPlayers(SimpleNamespace(session=Session(), hidden=None), 2)
+    assert players.decide({"observation": np.array([10, 20])}).tolist() == [10, 20]
+    players.forget(np.array([False, True]))
+    assert players.decide({"observation": np.array([0, 30])}).tolist() == [11, 30]
 
 
 def test_observations_one_by_one_and_side_by_side():

@@ -176,3 +176,24 @@ def test_pictures_of_lists_and_ranges(tmp_path):
     assert draw_settings(tmp_path / "a.png", space, trials, "reward", 1.0)
     assert not draw_settings(tmp_path / "b.png", space, trials[1:], "reward", 1.0) and not (tmp_path / "b.png").exists()
     assert results.in_words([1.0, 3.0]).startswith("mean 2 ")
+
+
+def test_going_on_with_several_runs_runs_no_code_that_came_with_their_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    book = tmp_path / "book"
+    book.mkdir()
+    (book / "own.py").write_text("open('ran', 'w')\n")
+    asked = {"schema": 1, "names": ["control"], "flags": [["env", "book/own.py:Env"]], "seeds": [0], "over": []}
+    (book / "many.json").write_text(json.dumps({**asked, "trials": None, "by": None}))
+    assert main(["train", "--resume", "book", "--parallel", "1"]) == 2
+    told = capsys.readouterr().err
+    assert "many.json: env names book/own.py:Env" in told and "--trust" in told
+    assert not (tmp_path / "ran").exists() and not (book / "seed-0").exists()
+    (book / "many.json").write_text(json.dumps({**asked, "seeds": ["../x"], "trials": None, "by": None}))
+    assert main(["train", "--resume", "book"]) == 2 and "lacks something" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--overwrite", "--trust", "--shared-gpu"])
+def test_what_means_nothing_for_several_runs_is_refused(flag, capsys):
+    assert main(["train", "bandit", "--seeds", "2", flag]) == 2
+    assert flag in capsys.readouterr().err or flag == "--shared-gpu"

@@ -98,6 +98,15 @@ def test_text_and_messages_may_be_mixed_and_each_row_is_handled_on_its_own():
     assert second.messages == [{"role": "user", "content": "hi"}]
 
 
+@pytest.mark.parametrize("held", ["a/b.PNG", b"x", [{"bytes": b"x", "path": None}], "data:image/png;base64,xx"])
+def test_images_that_a_model_of_text_does_not_see_are_told_of(held):
+    with pytest.warns(UserWarning, match="the column image holds images and the model reads text alone"):
+        prompts([{"prompt": "q", "image": None}, {"prompt": "q", "image": held}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prompts([{"prompt": "q", "image": "a word", "images": []}])
+
+
 def test_content_in_parts_of_text_is_joined():
     parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "2"}]
     assert "2+2" in prompts([{"prompt": [{"role": "user", "content": parts}]}])[0].text

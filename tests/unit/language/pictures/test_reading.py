@@ -174,3 +174,8 @@ def test_text_alone_needs_no_pillow() -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             assert not [name for name in names if name.partition(".")[0] in ("PIL", "torchvision")], path
+
+
+def test_damaged_base64_is_told_by_its_row() -> None:
+    with pytest.raises(ConfigError, match=r"row 3: image .*its base64 is damaged"):
+        Picture("data:image/png;base64,aaaaa", "row 3").size()
