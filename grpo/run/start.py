@@ -23,6 +23,7 @@ from grpo.report import StepReport
 from grpo.run import open_trackers
 from grpo.run.config import ENDLESS, RunConfig
 from grpo.run.dialect import run_config
+from grpo.run.files import FolderError
 from grpo.run.folder import Elsewhere, RunFolder
 from grpo.run.lock import locked
 from grpo.run.loop import run
@@ -117,14 +118,31 @@ def create(
     if overwrite:
         clear(path)
     created = now.isoformat(timespec="seconds")
-    return RunFolder.create(path, task=task, config=document, created=created, seed=seed, argv=argv)
+    try:
+        return RunFolder.create(path, task=task, config=document, created=created, seed=seed, argv=argv)
+    except FolderError:
+        _bring_back(path)
+        raise
 
 
 def clear(path: Path) -> None:
-    """Remove the run that is in a folder, unless it is going on."""
+    """Put the run that is in a folder aside, unless it is going on; it goes when the new one has begun."""
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link, which is not overwritten; name the folder that it leads to")
     if (path / "run.json").exists():
         with locked(path):
-            shutil.rmtree(path)
+            shutil.rmtree(_aside(path), ignore_errors=True)
+            path.rename(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    """Where the run that is overwritten waits."""
+    return path.with_name(f".{path.name}.before")
+
+
+def _bring_back(path: Path) -> None:
+    if _aside(path).exists() and not path.exists():
+        _aside(path).rename(path)
 
 
 def shared(ranks: Ranks, make: Callable[[], RunFolder]) -> RunFolder | Elsewhere:
@@ -150,9 +168,14 @@ def as_before(how: RunConfig, folder: RunFolder | Elsewhere) -> RunConfig:
 
 
 def discard_unbegun(folder: RunFolder | Elsewhere) -> None:
-    """Remove the folder of a run that failed before its first step: there is nothing to keep."""
-    if isinstance(folder, RunFolder) and not (folder.path / "metrics.jsonl").exists():
+    """Remove the folder of a run that failed before its first step; the one that it was to overwrite comes back."""
+    if not isinstance(folder, RunFolder):
+        return
+    if not (folder.path / "metrics.jsonl").exists():
         shutil.rmtree(folder.path, ignore_errors=True)
+        _bring_back(folder.path)
+    else:
+        shutil.rmtree(_aside(folder.path), ignore_errors=True)
 
 
 # --- from Python ----------------------------------------------------------------------------------------------------

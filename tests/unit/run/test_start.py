@@ -142,3 +142,15 @@ def test_a_run_is_begun_anew_where_that_is_asked_for_and_one_that_is_done_says_s
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     assert main([*words[:-1], "mine", "--overwrite"]) == 2  # what is no run is left alone
     assert (tmp_path / "mine" / "thesis.txt").exists()
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_run_that_does_not_begin_overwrites_none(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("gymnasium")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "bandit", "--run.steps", "2", "--logdir", "b"]) == 0
+    assert main(["train", "--env", "Mistyped-v0", "--logdir", "b", "--overwrite"]) != 0
+    assert RunFolder.open("b").config["task"] == "bandit" and len(rows("b")) == 2
+    (tmp_path / "link").symlink_to("b")
+    assert main(["train", "bandit", "--run.steps", "2", "--logdir", "link", "--overwrite"]) == 2
+    assert len(rows("b")) == 2 and [*tmp_path.glob(".*")] == []
