@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
+import sysconfig
+import traceback
 from collections.abc import Mapping, Sequence
 
 
@@ -46,6 +49,25 @@ def line(error: BaseException) -> str:
     """An exception in one short line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+INSTALLED = tuple(
+    os.path.join(folder, "")
+    for folder in {
+        os.path.dirname(os.path.abspath(__file__)),
+        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
+    }
+)
+"""Folders whose code is not the user's own."""
+
+
+def located(error: BaseException) -> str:
+    """An exception in one short line, with file and line of the user's own code where it was raised."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = os.path.abspath(frame.filename)
+        if os.path.exists(path) and not path.startswith(INSTALLED):
+            return f"{line(error)} ({path}:{frame.lineno})"
+    return line(error)
 
 
 def nearest(word: object, known: Sequence[str]) -> str:

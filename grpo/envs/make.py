@@ -32,7 +32,7 @@ from gymnasium.wrappers import TimeLimit
 
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.serial import AssumedLimit, Env, SerialFleet, name_of, time_limit
-from grpo.errors import line
+from grpo.errors import line, located
 from grpo.workers import CannotStart
 
 Kind: TypeAlias = Literal["auto", "classic", "vector", "envpool", "serial", "processes", "ray"]
@@ -106,7 +106,7 @@ class EnvFactory:
             given = f" with {options}" if options else ""
             package = next((name for start, (_, name) in PACKAGES.items() if self.name.startswith(start)), None)
             remedy = f"; if that is no fault of its own: pip install {package}" if package else ""
-            raise EnvError(f"{self.name} cannot be made{given}: {line(error)}{remedy}") from error
+            raise EnvError(f"{self.name} cannot be made{given}: {located(error)}{remedy}") from error
         if not isinstance(env, gym.Env):
             made = type(env).__qualname__
             raise EnvError(
@@ -339,7 +339,7 @@ def _load_module(name: str, env: str) -> ModuleType:
             raise EnvError(f"{env} needs {package}; pip install {package}") from error
         raise EnvError(f"{env}: {name} cannot be imported ({line(error)}); install it, or run where it lies") from error
     except Exception as error:  # anything a module may do
-        raise EnvError(f"{env}: importing {name} fails: {line(error)}") from error
+        raise EnvError(f"{env}: importing {name} fails: {located(error)}") from error
 
 
 def _load_file(path: str) -> ModuleType:
@@ -359,6 +359,6 @@ def _load_file(path: str) -> ModuleType:
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception):
-            raise EnvError(f"loading {path} fails: {line(error)}") from error
+            raise EnvError(f"loading {path} fails: {located(error)}") from error
         raise
     return module

@@ -25,7 +25,7 @@ from grpo.envs import snapshot
 from grpo.envs.answers import Wrong, flag_of, kind_of, reader, reward_of, success_of
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.spaces import bounds, numeric, put, zeros
-from grpo.errors import line
+from grpo.errors import located
 from grpo.run.limits import at_most
 from grpo.run.signals import from_a_person
 
@@ -280,7 +280,7 @@ class SerialFleet:
             if member.env is not None:
                 close(member.env)
             member.env = None
-        said = str(error) if isinstance(error, Wrong | EnvError) else line(error)
+        said = str(error) if isinstance(error, Wrong | EnvError) else located(error)
         return f"{self.name} member {number}, {when(member.step)}: {said}"
 
 

@@ -1,5 +1,6 @@
 """The serial fleet plays as the environments do by themselves, and lays out what they see."""
 
+import inspect
 import warnings
 
 import gymnasium as gym
@@ -222,3 +223,14 @@ def test_a_limit_that_nobody_asked_for_is_said_once(monkeypatch):
         "Endless: an episode did not end by itself and was cut after 3 steps, as all such will be; max_episode_steps "
         "chooses another limit"
     )
+
+
+class Broken(Endless):
+    def step(self, action):
+        raise KeyError("goal")
+
+
+def test_what_an_environment_raises_names_its_file_and_line():
+    number = inspect.getsourcelines(Broken.step)[1] + 1
+    with pytest.raises(EnvError, match=rf"Broken member 0, step 1: KeyError: 'goal' \(.*test_serial.py:{number}\)"):
+        make_fleet(Broken, 1, kind="serial")
