@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from grpo.core import ratios
-from tests.golden import beyond
 from tests.unit.conftest import plain
 
 NAN, INF = float("nan"), float("inf")
@@ -207,24 +206,3 @@ def test_a_folded_row_of_log_ratios_is_the_log_of_the_product_of_ratios(kind):
 
 
 # --- holes -----------------------------------------------------------------------------------------------------------
-
-
-def test_squeeze_holes_moves_decisions_to_the_front_in_order(kind):
-    x = kind.floats([[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]])
-    mask = kind.bools([[0, 1, 0, 1, 1], [1, 0, 0, 0, 1]])
-    kind.close(beyond.squeeze_holes(x, mask), [[2, 4, 5, 1, 3], [6, 10, 7, 8, 9]])
-
-
-def test_spread_holes_is_the_inverse_of_squeeze_holes(kind):
-    x = kind.floats(np.arange(20.0).reshape(4, 5))
-    mask = kind.bools([[0, 1, 0, 1, 1], [1, 0, 0, 0, 1], [0] * 5, [1] * 5])
-    squeezed = beyond.squeeze_holes(x, mask)
-    assert plain(squeezed).tolist() != plain(x).tolist()
-    assert plain(beyond.spread_holes(squeezed, mask)).tolist() == plain(x).tolist()
-    assert plain(beyond.squeeze_holes(beyond.spread_holes(x, mask), mask)).tolist() == plain(x).tolist()
-
-
-def test_squeeze_holes_takes_the_gradient_along(autodiff):
-    mask, weight = autodiff.bools([[0, 1, 0, 1]]), autodiff.floats([[1.0, 2.0, 3.0, 4.0]])
-    gradient = autodiff.gradient(lambda x: (beyond.squeeze_holes(x, mask) * weight).sum(), [[1.0] * 4])
-    assert gradient.tolist() == [[3.0, 1.0, 4.0, 2.0]]
