@@ -110,7 +110,11 @@ def test_a_trainer_shows_its_own_run(tmp_path):
 # --- every number of the gradient -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RECIPES)
+ANYWHERE = [name for name in RECIPES if name not in ("otb", "remax", "gigpo")]
+"""Rows that need nothing of the language room."""
+
+
+@pytest.mark.parametrize("name", ANYWHERE)
 def test_what_is_shown_of_each_decision_adds_up_to_the_loss(name):
     """gate · (term + penalty) · mismatch · weight, reduced as the recipe says, is the policy loss; the KL its mean."""
     row = RECIPES[name]
@@ -240,7 +244,7 @@ def test_a_source_that_cannot_be_shown_ends_no_run(tmp_path, method):
     setattr(trainer.source, method, broken)
     assert run(trainer, 12, folder, **QUICK).reason == "done"
     (event,) = [row for row in folder.events() if row["event"] == "samples_not_kept"]
-    assert "nothing to see" in event["message"] and event["step"] == 5
+    assert "nothing to see" in event["message"] and event["step"] == 1
 
 
 def test_the_page_has_the_numbers_of_the_run(tmp_path):
