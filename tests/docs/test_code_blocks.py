@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "grpo").rglob("*.md")),
+    *sorted(path for path in (ROOT / "grpo").rglob("*.md") if "templates" not in path.parts),
 ]
 SHELLS = {"bash", "console"}
 UNTESTED = {"", "text", "yaml", "toml"}
