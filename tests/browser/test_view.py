@@ -299,15 +299,17 @@ def test_a_world_model_run_shows_imagined_futures_and_what_was_real(page):
         lambda: [e for e in page.all(".films-of-run img") if "forecast" in e.get_attribute("src")], "the forecast"
     )
     wide = "return [...document.querySelectorAll('.films-of-run img')].every(e => e.complete && e.naturalWidth > 0)"
+    page.script("document.querySelector('.films-of-run').scrollIntoView()")  # a picture out of sight may wait
     page.until(lambda: page.script(wide), "pictures that load")
-    page.script("document.querySelector('.films-of-run').scrollIntoView()")
     page.picture("dream")
     page.open("#/run/dream/step/2/group/0")
     page.until(lambda: len(page.all(".episode")) >= 2, "futures")
     assert {"actions", "rewards"} <= set(page.texts(".lane-name"))
     page.open("#/run/dream/step/1/group/0")
     page.until(lambda: page.texts(".strip figcaption") == ["forecast"], "the forecast of that step")
-    loads = "const e = document.querySelector('.strip img'); return e.complete && e.naturalWidth > 0"
+    loads = (
+        "const e = document.querySelector('.strip img'); e.scrollIntoView(); return e.complete && e.naturalWidth > 0"
+    )
     page.until(lambda: page.script(loads), "its picture")
     assert page.all(".strip .cursor") == []  # its time is not that of the futures
 
