@@ -57,7 +57,7 @@ class Pace:
     def __init__(self, ranks: Ranks, source: RolloutSource, groups: int, staleness: float) -> None:
         if staleness and not (isinstance(source, CollectsAhead) and isinstance(source, Divides)):
             raise ConfigError(NO_COPY)
-        self._ranks, self._source, self._groups, self._staleness = ranks, source, groups, staleness
+        self._ranks, self.source, self._groups, self._staleness = ranks, source, groups, staleness
         self.until: int | None = None
         """Steps of the run, where they are known: nothing is asked for beyond."""
         self._asked: list[Asked] = []
@@ -67,25 +67,25 @@ class Pace:
     def collect(self, request: CollectRequest) -> Collected:
         """Everybody's tries of a step; what is asked for with starts of its own, or again, is not asked for ahead."""
         if self._samplers is None:
-            return together.collect(self._ranks, self._source, request)
+            return together.collect(self._ranks, self.source, request)
         if request.starts is not None and not request.attempt:
             raise ConfigError("staleness > 0 needs a source that knows its next starts; leave out states, or staleness")
-        assert isinstance(self._source, Divides)
+        assert isinstance(self.source, Divides)
         together.attempted(self._ranks, "new weights for the sampler", lambda: self._follow(request.step))
         if request.attempt:
-            return together.collect(self._ranks, self._source, request)
+            return together.collect(self._ranks, self.source, request)
         self._admit(request.step)
         mine = sorted((asked for asked in self._asked if asked.step == request.step), key=lambda asked: asked.begin)
         self._wait(mine, request.step)
-        frame = self._source.collect_part(replace(request, slots=Slots(window=(0, 0))))
+        frame = self.source.collect_part(replace(request, slots=Slots(window=(0, 0))))
         told = [state for asked in mine for state in together.attempted(self._ranks, "collecting", asked.part.result)]
         self._asked = [asked for asked in self._asked if asked.step != request.step]
         return together.joined(frame, told)
 
     def _follow(self, step: int) -> State:
         """Have the source sample with the present weights; a failure of it is told to the other ranks."""
-        assert self._samplers is not None and isinstance(self._source, CollectsAhead)
-        self._samplers.most = self._source.follow(step)
+        assert self._samplers is not None and isinstance(self.source, CollectsAhead)
+        self._samplers.most = self.source.follow(step)
         if self._samplers.most < 1:  # nobody would ever collect what is asked for
             raise ConfigError(NO_COPY)
         return State({}, {})
@@ -107,13 +107,13 @@ class Pace:
 
     def _admit(self, step: int) -> None:
         """Ask for what the bound allows and nobody has been asked for, the oldest first."""
-        assert self._samplers is not None and isinstance(self._source, Divides)
+        assert self._samplers is not None and isinstance(self.source, Divides)
         last = math.floor((step + 1 + self._staleness) * self._groups + 1e-9)
         last = last if self.until is None else max(min(last, self.until * self._groups), (step + 1) * self._groups)
         for found, begin, end in self._gaps(step * self._groups, last):
             slots = Slots(self._ranks.rank, self._ranks.size, (begin, end))
             self._asked.append(
-                Asked(found, begin, end, self._samplers.put(self._source, CollectRequest(found, slots=slots)))
+                Asked(found, begin, end, self._samplers.put(self.source, CollectRequest(found, slots=slots)))
             )
 
     def _gaps(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:

@@ -180,6 +180,7 @@ class Trainer:
 
     def _tries(self, request: CollectRequest) -> Collected:
         """Everybody's, where several ranks share the work; perhaps they were asked for some steps ago."""
+        self.pace.source = self.source  # a script may have put another in its place
         found = self.pace.collect(request)
         if not self.config.staleness or self.ranks.size > 1:
             return found

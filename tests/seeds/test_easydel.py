@@ -161,8 +161,8 @@ def test_a_run_that_was_refused_is_not_in_the_way_and_one_that_is_says_what_to_d
         trainer(tmp_path, broken).train(progress=None)
     assert not (tmp_path / "solver").exists()
     assert len(trainer(tmp_path).train(progress=None)) == 1
-    with pytest.raises(ConfigError, match=r"holds a run: go on with it by train\(resume_from_checkpoint=True\); "
-                       r"to begin another, give it a name of its own \(model_name, run_name\)"):  # fmt: skip
+    with pytest.raises(ConfigError, match=r"holds a run: go on with it by train\(resume_from_checkpoint=True\), or "
+                       r"begin anew .*give it a name of its own \(model_name, run_name\)"):  # fmt: skip
         trainer(tmp_path).train(progress=None)
     assert len(trainer(tmp_path, max_training_steps=2).train(resume_from_checkpoint=True, progress=None)) == 1
     assert len(trainer(tmp_path, name="another").train(progress=None)) == 1
