@@ -100,9 +100,8 @@ def test_a_failed_row_is_marked_shown_with_its_error_and_counted_apart():
     assert rollouts.mask_NT[failed].sum(1).tolist() == [1] * 4
     shown = made.source.show(rollouts)
     assert ["error" in row for row in shown] == failed.tolist()
-    assert [row["error"].partition(" ")[2] for row in shown[4:8]] == [
-        f"member {4 + i}, step 2: ArithmeticError: cannot go on" for i in range(4)
-    ]
+    for i, row in enumerate(shown[4:8]):
+        assert f" member {4 + i}, step 2: ArithmeticError: cannot go on ({__file__}:" in row["error"]
     assert made.source.show(rollouts.select([5]))[0]["error"] == shown[5]["error"]
     assert made.source.metrics()["episodes"] == 8
     healthy = (rollouts.reward_NT * rollouts.mask_NT).sum(1)[~failed]
