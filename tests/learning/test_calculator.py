@@ -89,7 +89,7 @@ def test_a_demonstration_is_what_the_conversation_would_be(example):
 
     def generate(prompts, count, sampling, seeds):
         ids = torch.tensor(trainer.chat.encode(turns.pop(0), bare=False))
-        return [SimpleNamespace(ids=ids, logp=None, stop="stop", kept=None)]
+        return [SimpleNamespace(ids=ids, logp=None, stop="stop", kept=None, version=None)]
 
     engine = SimpleNamespace(generate=generate, context=math.inf)
     [(_, [played])] = trainer.source.player(engine, [prompt], 1, trainer.config.sampling, [0])
