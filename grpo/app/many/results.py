@@ -26,8 +26,6 @@ class Goal:
     metric: str
     """With a leading minus the lowest is best."""
     stop_at: float | None = None
-    steps: int | None = None
-    """Of a run, where they are known."""
 
     @property
     def name(self) -> str:
