@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from grpo.capabilities import ScoresRows
+from grpo.errors import warn
 from grpo.models import ModelPolicy, ModelSource
 from grpo.promises import NEEDED, PROMISES, Flaw, Room, flaws_of
 from grpo.reference import FrozenReference
@@ -74,7 +74,7 @@ def check(
         raise CheckFailed(report)
     if raises:
         for flaw in report.flaws:
-            warnings.warn(str(flaw), stacklevel=2)
+            warn(str(flaw))
     return report
 
 

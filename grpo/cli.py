@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo import __version__
+from grpo.app import arguments as flags
 from grpo.app import new
-from grpo.app.arguments import add_job_flags, add_look_flags, add_rank_flags, given_flags, layers, port, resolved
 from grpo.app.many import command as many
+from grpo.errors import nearest
 from grpo.run import output
 
 OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 bad settings, 75 preempted, 130 interrupted."""
     if argv is None:  # the process is ours, to its last line
         output.install()
+        output.plain_warnings()
     with output.standing() as (out, _):
         code, training = _run(list(sys.argv[1:] if argv is None else argv))
         out.flush()
@@ -50,10 +52,11 @@ def _run(words: list[str]) -> tuple[int, bool]:
     """The exit code, and whether it is that of a run, which nobody has to read along with."""
     parser, presets, given = _parser(), [], list(words)
     if not words:
-        from grpo.app.arguments import NEXT
-
-        print(NEXT.format(version=__version__), end="")
+        print(flags.NEXT.format(version=__version__), end="")
         return OK, False
+    if not words[0].startswith("-") and words[0] not in (known := flags.commands_of(parser)):
+        print(f"grpo: there is no command {words[0]!r}{nearest(words[0], [*known])}; see grpo --help", file=sys.stderr)
+        return BAD_SETTINGS, False
     if words and words[0] == "doctor" and "--config" in words:  # what follows --config is read as `config` reads it
         at = words.index("--config")
         words = ["doctor", "--config", *words[1:at], *words[at + 1 :]]
@@ -65,12 +68,7 @@ def _run(words: list[str]) -> tuple[int, bool]:
         words = ["launch", "--on", words[1], *words[2:]]
         while len(words) > 3 and not words[3].startswith("-"):
             presets.append(words.pop(3))
-    if words and words[0] in (
-        "train",
-        "sweep",
-        "config",
-        "plan",
-    ):  # by hand: argparse would take a setting's value for a preset
+    if words[0] in ("train", "sweep", "config", "plan"):  # by hand: argparse would take a setting's value for a preset
         while len(words) > 1 and not words[1].startswith("-"):
             presets.append(words.pop(1))
     arguments, rest = parser.parse_known_args(words)
@@ -96,6 +94,7 @@ def _run(words: list[str]) -> tuple[int, bool]:
 Command = Callable[..., argparse.ArgumentParser]
 """Makes a command's parser: its name, function, summary and usage."""
 TRUST = "run code that lies inside of the run folder, too: only where you know who made it"
+SHELLS = ("bash", "zsh", "fish")
 SETTINGS = "PRESET|FILE … [--setting value …]"
 
 
@@ -125,7 +124,9 @@ def _parser() -> argparse.ArgumentParser:
         "launch", _launch, "print a job for a cluster that trains on many GPUs: a commented file that works as it is",
         f"slurm|skypilot|kubernetes {SETTINGS}",
     )  # fmt: skip
-    add_job_flags(job)
+    flags.add_job_flags(job)
+    completed = command("completion", _completion, "print what a shell needs to complete presets and settings")
+    completed.add_argument("shell", choices=SHELLS, metavar="|".join(SHELLS), help="whose words to speak")
     return parser
 
 
@@ -140,7 +141,7 @@ def _train_words(command: Command) -> None:
     train.add_argument("--trust", action="store_true", help=f"with --resume: {TRUST}")
     train.add_argument("--overwrite", action="store_true", help="begin anew where --logdir holds a run, which goes")
     _settings_words(train)
-    add_rank_flags(train)
+    flags.add_rank_flags(train)
     many.add_seed_flags(train)
     train.add_argument(
         "--settings", action="store_true", help="explain every setting, with a task named its own too, and stop"
@@ -179,7 +180,7 @@ def _view_words(command: Command) -> None:
     viewed.add_argument(
         "--token", action=argparse.BooleanOptionalAction, help="ask for one that the link has (where others could read)"
     )
-    viewed.add_argument("--port", type=port, help="where to listen (a free one)")
+    viewed.add_argument("--port", type=flags.port, help="where to listen (a free one)")
     viewed.add_argument("--no-browser", action="store_true", help="only print the link")
 
 
@@ -192,7 +193,7 @@ def _words_about_a_run(command: Command) -> None:
         made.add_argument("folder", type=Path, metavar="RUN", help="a run folder, e.g. runs/cartpole-20261115-101500")
         made.add_argument("--checkpoint", default="best", help="best (by evaluation), last, or a step's number")
         made.add_argument("--trust", action="store_true", help=TRUST)
-    add_look_flags(looked, talked, exported)
+    flags.add_look_flags(looked, talked, exported)
 
 
 def _config_words(command: Command) -> None:
@@ -216,7 +217,7 @@ def _config_words(command: Command) -> None:
         "--config", action="store_true", help="then PRESET|FILE … [--setting value …]: try its rewards before training"
     )
     doctor.add_argument("--set", action="append", default=[], metavar="BLOCK.KEY=VALUE")
-    add_rank_flags(doctor)
+    flags.add_rank_flags(doctor)
 
 
 # --- commands: everything heavy is imported inside, so that --help is immediate --------------------------------------
@@ -230,8 +231,8 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         from grpo.app.explain import settings_text
         from grpo.app.settings import task_of
 
-        flags = [key for key, _ in given_flags(arguments.set, rest)]
-        print(settings_text(task_of(layers([*arguments.configs, *arguments.presets], flags))))
+        named = [key for key, _ in flags.given_flags(arguments.set, rest)]
+        print(settings_text(task_of(flags.layers([*arguments.configs, *arguments.presets], named))))
         return OK
     if arguments.resume and (arguments.presets or arguments.configs):
         raise ValueError("--resume takes its settings from the run folder; leave the presets out")
@@ -246,7 +247,7 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         from grpo.app.builders import resume, start
 
         if arguments.resume:
-            return resume(Path(arguments.resume), given_flags(arguments.set, rest), arguments.trust)
+            return resume(Path(arguments.resume), flags.given_flags(arguments.set, rest), arguments.trust)
         return start(_resolved(arguments, rest), arguments.overwrite)
 
     return _on_ranks(arguments, train, lambda: None if arguments.resume else _resolved(arguments, rest))
@@ -299,12 +300,8 @@ def _view(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
     a = arguments
     if a.export is not None:
-        for name, given in (
-            ("host", a.host),
-            ("port", a.port),
-            ("no-browser", a.no_browser or None),
-            ("token", a.token),
-        ):
+        idle = {"host": a.host, "port": a.port, "no-browser": a.no_browser or None, "token": a.token}
+        for name, given in idle.items():
             if given is not None:
                 raise ValueError(f"--{name} means nothing with --export; leave it out")
     elif a.groups is not None:
@@ -434,9 +431,16 @@ def _launch(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     return OK
 
 
+def _completion(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    from grpo.app.completion import script
+
+    print(script(_parser(), arguments.shell), end="")
+    return OK
+
+
 def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
     names = [*getattr(arguments, "configs", []), *arguments.presets]
-    return resolved(names, given_flags(arguments.set, rest))
+    return flags.resolved(names, flags.given_flags(arguments.set, rest))
 
 
 if __name__ == "__main__":

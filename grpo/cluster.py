@@ -22,14 +22,13 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from grpo.errors import ConfigError, line
+from grpo.errors import ConfigError, line, warn
 from grpo.workers import ORPHAN_GRACE, START_TIMEOUT, CannotStart, Outcome, Pool, Serving, Worker, name_of, processors
 
 OLDEST = (2, 52)
@@ -125,7 +124,7 @@ def _connect(ray: Any) -> None:
         raise RayMissing(f"Ray cannot be started on this machine: {line(error)}") from error
     _joined.own = True
     if os.environ.get("RAY_AUTH_MODE") != "token":
-        warnings.warn("Ray was loaded before: its cluster has no token; set RAY_AUTH_MODE=token", stacklevel=4)
+        warn("Ray was loaded before: its cluster has no token; set RAY_AUTH_MODE=token")
 
 
 def address() -> str | None:
@@ -155,10 +154,9 @@ def warn_if_open(address: str) -> None:
     host = address.removeprefix("ray://").rpartition(":")[0].strip("[]")
     near = host in ("", "localhost", "::1") or host.startswith("127.")
     if not near and os.environ.get("RAY_AUTH_MODE") != "token":
-        warnings.warn(
+        warn(
             f"the Ray cluster at {address} takes work from whoever reaches it; start it, and this run, with "
             "RAY_AUTH_MODE=token (`ray get-auth-token --generate`)",
-            stacklevel=5,
         )
 
 

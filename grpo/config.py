@@ -250,6 +250,9 @@ class GRPOConfig(Worded):
         """Most that one forward and backward pass may hold, in what the policy counts; None: everything."""
         return self.rows_per_microbatch
 
+    def expect_ranks(self, ranks: int) -> None:
+        """Refuse settings that so many ranks cannot follow; here there are none."""
+
     @property
     def idle(self) -> dict[str, str]:
         """Settings that were given and cannot change anything, each with what it would need."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -37,6 +41,14 @@ class RanksLost(RuntimeError):
     """Another rank of the run is gone or cannot be reached: this one leaves at once and saves nothing."""
 
 
+class PassUnfinished(RanksLost):
+    """This rank has left a pass that others wait in. remedy: what helps; others: the error where one of them is why."""
+
+    def __init__(self, what: str, remedy: str, others: RanksLost, why: str = "out of memory or failed") -> None:
+        super().__init__(f"{why} at {what}, in the middle of a pass that others wait in; {remedy}")
+        self.remedy, self.others = remedy, others
+
+
 class RankFailed(RuntimeError):
     """Something went wrong on another rank, which says more about it."""
 
@@ -55,7 +67,7 @@ INSTALLED = tuple(
     os.path.join(folder, "")
     for folder in {
         os.path.dirname(os.path.abspath(__file__)),
-        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")),
+        *map(sysconfig.get_path, ("stdlib", "purelib", "platlib", "scripts")),
     }
 )
 """Folders whose code is not the user's own."""
@@ -68,6 +80,30 @@ def located(error: BaseException) -> str:
         if os.path.exists(path) and not path.startswith(INSTALLED):
             return f"{line(error)} ({path}:{frame.lineno})"
     return line(error)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """A warning at the line of the user's own that led here, however many calls lie between."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _not_theirs(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:  # a thread, or a command: nobody's line
+        warnings.warn_explicit(message, category, NOBODY, 1, "grpo", _told)
+        return
+    named, path = frame.f_globals.get("__name__", "<string>"), frame.f_code.co_filename
+    told = frame.f_globals.setdefault("__warningregistry__", {})
+    # Without its globals, which are for reading the line: a loader that has no source (python -c, a shell) raises.
+    warnings.warn_explicit(message, category, path, frame.f_lineno, named, told)
+
+
+NOBODY = "grpo"
+"""Where a warning comes from that no line of a user's led to."""
+_told: dict[Any, Any] = {}
+"""Of those, the ones that were said already, as `warnings` keeps them: once is enough."""
+
+
+def _not_theirs(filename: str) -> bool:
+    return filename.startswith("<frozen ") or os.path.abspath(filename).startswith(INSTALLED)
 
 
 def nearest(word: object, known: Sequence[str]) -> str:

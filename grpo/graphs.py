@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from grpo.errors import line
+from grpo.errors import line, warn
 
 T = TypeVar("T")
 Tensors = dict[str, Tensor]
@@ -121,6 +120,6 @@ class GraphedCallable:
         try:
             graph, found = capture(lambda: self._work(kept), stream)
         except RuntimeError as error:
-            warnings.warn(f"goes on without CUDA graphs, which could not be captured: {line(error)}", stacklevel=2)
+            warn(f"goes on without CUDA graphs, which could not be captured: {line(error)}")
             return None
         return CapturedGraph(graph, kept, found)

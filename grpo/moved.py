@@ -7,12 +7,13 @@ library whose readers look for them here.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+
+from grpo.errors import warn
 
 MOVED = {
     "language.rows": "language.data.rows",
@@ -102,9 +103,9 @@ class Moved(MetaPathFinder, Loader):
         name = spec.name.partition(".")[2]
         new = f"grpo.{(MOVED | ELSEWHERE)[name]}"
         if name in MOVED:
-            warnings.warn(f"{spec.name} is {new} now", DeprecationWarning, stacklevel=2)
+            warn(f"{spec.name} is {new} now", DeprecationWarning)
         else:
-            warnings.warn(f"{spec.name} is called {new} here", stacklevel=2)
+            warn(f"{spec.name} is called {new} here")
         module = import_module(new)
         self._spec, self._loader = module.__spec__, module.__loader__
         return module

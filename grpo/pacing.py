@@ -13,10 +13,12 @@ of a run that does not ask ahead. Groups that have ended are saved with a checkp
 
 from __future__ import annotations
 
+import atexit
 import math
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
@@ -32,6 +34,8 @@ from grpo.keeping import copies
 from grpo.protocols import Collected, CollectRequest, Ranks, RolloutSource, Slots, State, as_part, part
 from grpo.rollouts import Rollouts
 
+PARTING = 5.0
+"""Seconds for which a process that ends waits for its samplers."""
 TEND = 2.0
 """Seconds after which a learner that waits has its source look after itself."""
 NO_COPY = (
@@ -176,11 +180,15 @@ def age_metrics(rollouts: Rollouts, step: int) -> dict[str, float | None]:
 
 
 class _Samplers:
-    """Threads that collect parts, first come, first served; they end with the process."""
+    """Threads that collect parts, first come, first served; they end with the process, which waits a little for what
+    is being computed: torch aborts a process that ends under its feet."""
 
     def __init__(self) -> None:
         self.most = 1
         """Threads, at most."""
+        self._idle, self._over = threading.Event(), False
+        self._idle.set()
+        atexit.register(_let_go, weakref.ref(self))
         self._waiting: queue.SimpleQueue[tuple[Divides, CollectRequest, Future[State]]] = queue.SimpleQueue()
         self._threads = 0
         self._lock, self._running, self._began, self._busy = threading.Lock(), 0, 0.0, 0.0
@@ -201,11 +209,18 @@ class _Samplers:
             self._busy, self._began = 0.0, now
         return spent
 
+    def let_go(self, seconds: float) -> None:
+        """Begin nothing more, and wait for what is under way."""
+        self._over = True
+        self._idle.wait(seconds)
+
     def _work(self) -> None:
-        while True:
+        while not self._over:
             source, request, found = self._waiting.get()
             self._count_running(1)
             try:
+                if self._over:
+                    return
                 made = together.packed(source.collect_part(request))
                 found.set_result(State(made.values, {name: x.cpu() for name, x in made.arrays.items()}))
             except BaseException as error:
@@ -219,3 +234,9 @@ class _Samplers:
             if self._running:
                 self._busy += now - self._began
             self._began, self._running = now, self._running + more
+            (self._idle.clear if self._running else self._idle.set)()
+
+
+def _let_go(samplers: weakref.ref[_Samplers]) -> None:
+    if (found := samplers()) is not None:
+        found.let_go(PARTING)

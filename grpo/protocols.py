@@ -149,6 +149,8 @@ class Part:
     """What all ranks need of it besides: inputs in flat arrays, what metrics are made of."""
     finish: Callable[[Collected, Sequence[State]], Collected] | None = None
     """Called with everybody's rows, in the order of their places, and what each rank's part had beside it."""
+    whole: Callable[[Sequence[State]], Collected] | None = None
+    """Instead of both: makes the step of what all ranks had beside, which is then all that travels."""
 
 
 class Ranks(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, get_type_hints
 
 from grpo.core import surrogates, teachers
@@ -295,8 +296,11 @@ COLUMNS = tuple(f.name for f in fields(Recipe) if f.name not in ("name", "paper"
 
 def column_types() -> dict[str, Any]:
     """Every setting of some recipe, surrogates' numbers among them, with what it may be."""
-    hints = get_type_hints(Recipe)
+    hints = _hints(Recipe)
     return {name: hints[name] for name in COLUMNS} | {"surrogate": str} | surrogates.types()
+
+
+_hints = cache(get_type_hints)
 
 
 def foreign(kind: str, settings: Iterable[str]) -> dict[str, str]:

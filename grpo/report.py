@@ -32,6 +32,13 @@ class StepReport(Mapping[str, float | None]):
         self.scores = scores
         """Log-probs of the last pass: the first has ratio 1 and no clips."""
 
+    @classmethod
+    def kept(cls, step: int, metrics: Mapping[str, float | None]) -> StepReport:
+        """Of a step whose arrays are gone."""
+        made = cls.__new__(cls)
+        made.step, made.metrics = step, dict(metrics)
+        return made
+
     def forget(self) -> None:
         """Let go of the arrays and keep the metrics."""
         del self.experience, self.scores

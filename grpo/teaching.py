@@ -48,9 +48,7 @@ def make_teacher(given: Any, recipe: Recipe, device: str) -> Teaches | None:
     return ScoringTeacher(given if isinstance(given, ScoresRows) else ModelPolicy(given, device))
 
 
-def with_lesson(experience: Experience, teacher: Teaches | None, recipe: Recipe, phase: Phase) -> Experience:
+def with_lesson(experience: Experience, teacher: Teaches, recipe: Recipe, phase: Phase) -> Experience:
     """What is learned from, with what the teacher says of it."""
-    if teacher is None:
-        return experience
     with phase("teacher"):
         return experience.taught(teacher.teach(experience.rollouts), recipe)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from grpo.capabilities import Divides, Teaches
-from grpo.errors import RankFailed, RanksDiffer, RanksLost, line
+from grpo.errors import PassUnfinished, RankFailed, RanksDiffer, RanksLost, line
 from grpo.experience import Experience
 from grpo.parcels import flat, whole
 from grpo.protocols import Alone, Collected, CollectRequest, Part, Ranks, RolloutSource, Slots, State, as_part, part
@@ -34,6 +34,8 @@ from grpo.shards import Again, Shards, Unsharded
 
 WEIGHTS_EVERY = 50
 """Steps between two looks at whether all ranks have the same weights."""
+NETWORK = ("DistBackendError", "DistNetworkError", "DistStoreError")
+"""Errors of torch.distributed, which is not imported here."""
 LARGEST = ("microbatch_halvings",)
 """Of what a pass tells: the largest counts, all else is summed."""
 
@@ -59,9 +61,13 @@ def attempted(ranks: Ranks, what: str, work: Callable[[], State]) -> list[State]
         wrong, mine = error, State({"failed": line(error)}, {})
     try:
         found = ranks.gather(mine, what)
-    except RanksLost:
+    except RanksLost as lost:
         if wrong is None:
             raise
+        if of_the_network(wrong):
+            raise (lost.others if isinstance(lost, PassUnfinished) else lost) from wrong
+        if isinstance(lost, PassUnfinished) and isinstance(wrong, torch.OutOfMemoryError):
+            raise PassUnfinished(what, lost.remedy, lost.others, "out of memory") from wrong
         raise wrong from None  # which is why
     if wrong is not None:
         raise wrong
@@ -69,6 +75,11 @@ def attempted(ranks: Ranks, what: str, work: Callable[[], State]) -> list[State]
         if "failed" in state.values:
             raise RankFailed(f"rank {rank} failed at {what}: {state.values['failed']}")
     return found
+
+
+def of_the_network(error: Exception) -> bool:
+    """Whether it is what PyTorch says where a rank is gone that a collective of its own waits for."""
+    return type(error).__name__ in NETWORK or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
 
 
 def by_chief(ranks: Ranks, what: str, work: Callable[[], State]) -> State:
@@ -118,8 +129,11 @@ def packed(collected: Part) -> State:
 
 def joined(one: Part, told: Sequence[State]) -> Collected:
     """The step whose parts these are, in the order of their places; any one of them says what it is a part of."""
-    rows = [State(x.values["rows"], part(x.arrays, "rows")) for x in told if x.values["rows"]]
     besides = [State(x.values["beside"], part(x.arrays, "beside")) for x in told]
+    if one.whole is not None:
+        found = one.whole(besides)
+        return Collected(found.rollouts.each(_on_cpu), found.starts)
+    rows = [State(x.values["rows"], part(x.arrays, "rows")) for x in told if x.values["rows"]]
     found = Collected(whole(rows), one.starts)
     return found if one.finish is None else one.finish(found, besides)
 
@@ -167,9 +181,9 @@ def scored(ranks: Ranks, rows: Rollouts, score: Callable[[Rollouts], Scores], de
     return score(rows) if ranks.size == 1 else Scores(**_shared(ranks, rows, score, device, "scoring"))
 
 
-def teaching(ranks: Ranks, teacher: Teaches | None, device: torch.device) -> Teaches | None:
+def teaching(ranks: Ranks, teacher: Teaches, device: torch.device) -> Teaches:
     """The teacher, asked by every rank about its share of the rows."""
-    return teacher if teacher is None or ranks.size == 1 else _SharedTeacher(ranks, teacher, device)
+    return teacher if ranks.size == 1 else _SharedTeacher(ranks, teacher, device)
 
 
 class _SharedTeacher:

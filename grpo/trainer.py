@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Protocol
@@ -23,6 +22,7 @@ from grpo.core.advantages import group_mean
 from grpo.core.arrays import masked
 from grpo.core.gates import has_signal
 from grpo.credit import reward_size, trajectory_reward
+from grpo.errors import warn
 from grpo.experience import Experience, with_gates
 from grpo.keeping import copies, copy_into, expect_same_kind, flattened, of_policy, unflattened
 from grpo.learners import marked, scored
@@ -125,7 +125,7 @@ class Trainer:
         self._halvings = 0
         """Times that a pass ran out of memory."""
         for notice in self.recipe.notices():
-            warnings.warn(notice, stacklevel=2)
+            warn(notice)
 
     # --- the step ---------------------------------------------------------------------------------------------------
 
@@ -138,8 +138,10 @@ class Trainer:
         with self.phase("reference"):
             ref_logp_NT = None if self.reference is None else self._scored(rollouts, self.reference.score)
         experience = Experience.build(rollouts, self.recipe, ref_logp_NT, detached=self._detached)
-        teacher = together.teaching(self.ranks, self.teacher, self._home)
-        experience = self._agreed(with_lesson(experience, teacher, self.recipe, self.phase))
+        if self.teacher is not None:
+            teacher = together.teaching(self.ranks, self.teacher, self._home)
+            experience = with_lesson(experience, teacher, self.recipe, self.phase)
+        experience = self._agreed(experience)
         samples = experience.decisions() if self.config.decisions_per_minibatch else experience
         updates = Updates(samples)
         with self.phase("update"):
@@ -171,7 +173,8 @@ class Trainer:
             most = self.config.max_attempts
             found = resample(collected, request, self._with_signal, self._tries, most)
             rollouts, metrics["attempts"] = found.rollouts, float(found.attempts)
-        rollouts = marked(rollouts, self.config, self.steps_done)
+        if self.config.select is not None:
+            rollouts = marked(rollouts, self.config, self.steps_done)
         if self.config.old_logp == "recomputed" or self.config.staleness:
             with torch.no_grad():
                 now_NT = self._scored(rollouts, lambda rows: self.policy.score(rows).logp_NT)
@@ -192,7 +195,7 @@ class Trainer:
         def shared(some: Rollouts) -> Tensor:
             return together.scored(self.ranks, some, lambda mine: Scores(score(mine)), self._home).logp_NT
 
-        return scored(rows, shared, self.recipe)
+        return shared(rows) if rows.learns_N is None else scored(rows, shared, self.recipe)
 
     def _agreed(self, experience: Experience) -> Experience:
         """What every rank learns from, once it is certain that all have the same; now and then also of the weights."""
@@ -288,7 +291,7 @@ class Trainer:
         """Whether there are gradients and who takes them; the first time that none have come, a warning."""
         if self.optimizer is not None and norm is None and not self._without_gradient:
             self._without_gradient = True
-            warnings.warn("the log-probs do not depend on the policy's parameters: nothing is updated", stacklevel=4)
+            warn("the log-probs do not depend on the policy's parameters: nothing is updated")
         return self.optimizer is not None and norm is not None
 
     def _move(self, parameters: Sequence[Tensor], norm: Tensor | None) -> None:
@@ -316,7 +319,7 @@ class Trainer:
             # From here on outside of `except`, which keeps the tensors of the pass that failed.
             self.shards.restart()
             self._halvings += not made_room
-            warnings.warn(f"out of memory: {ROOM if made_room else HALVED}", stacklevel=4)
+            warn(f"out of memory: {ROOM if made_room else HALVED}")
 
     def _accumulated(self, batch: Experience, parts: Sequence[Sequence[int]]) -> tuple[dict[str, float], Tensor]:
         self._zero_grad()
@@ -376,7 +379,7 @@ class Trainer:
     def _make_reference(self, policy: Any, reference_policy: Any) -> Reference | None:
         if not self.recipe.beta or self.recipe.kl_to == "old" or self.recipe.kl_estimator == "exact":
             if reference_policy is not None:
-                warnings.warn("reference_policy is not used: beta is 0, or the KL is not to a reference", stacklevel=3)
+                warn("reference_policy is not used: beta is 0, or the KL is not to a reference")
             return None
         if reference_policy is policy:
             raise ValueError("reference_policy is the policy itself; pass copy.deepcopy(policy), or leave it out")
@@ -395,9 +398,7 @@ class Trainer:
     def _make_optimizer(self) -> torch.optim.Optimizer | None:
         tensors = [p for p in self.policy.parameters().values() if p.requires_grad]
         if not tensors:
-            warnings.warn(
-                "the policy has no trainable parameters: metrics are reported, nothing is updated", stacklevel=3
-            )
+            warn("the policy has no trainable parameters: metrics are reported, nothing is updated")
             return None
         return torch.optim.AdamW(tensors, lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
 

@@ -22,7 +22,6 @@ import socket
 import struct
 import sys
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,9 @@ from multiprocessing.reduction import ForkingPickler
 from operator import is_
 from typing import Any, TypeAlias
 
-from grpo.errors import line
+from grpo.errors import line, warn
 from grpo.run import output
+from grpo.run.guard import Unguarded, expect_guarded
 from grpo.run.signals import from_a_person
 
 START_TIMEOUT = 120.0
@@ -248,6 +248,7 @@ class Pool:
         self._at_exit = util.Finalize(self, close_all, (self._workers,), exitpriority=100)
         try:
             if hire is None:
+                expect_guarded()
                 ForkingPickler.dumps(function)
                 hire = partial(Worker, context=multiprocessing.get_context(start))
             for _ in range(workers):  # one by one, so that those that are there are closed should the next one fail
@@ -258,10 +259,8 @@ class Pool:
             told = f"{name_of(function)} cannot run in another process ({line(error)})"
             if not or_inline:
                 raise CannotStart(told, line(error)) from error
-            warnings.warn(
-                f"{told}: it runs in this one, without a time limit; define it at the top of a module to change that",
-                stacklevel=2,
-            )
+            remedy = "" if isinstance(error, Unguarded) else "; define it at the top of a module to change that"
+            warn(f"{told}: it runs in this one, without a time limit{remedy}")
 
     @property
     def inline(self) -> bool:

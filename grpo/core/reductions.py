@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from grpo.core.arrays import Array, expect_ndim, expect_shape, masked, namespace, row_mean, wide
+from grpo.core.arrays import Array, clip, expect_ndim, expect_shape, is_traced, masked, namespace, row_mean, wide
 
 
 class Denominators(NamedTuple):
@@ -37,13 +37,18 @@ def count(
     """
     expect_ndim(2, mask=mask_NT)
     xp = namespace(mask_NT)
-    tokens = float(xp.sum(mask_NT))
+    tokens = _counted(mask_NT)
     counted_N = xp.any(mask_NT, axis=1)
     if count_empty_rows:
         counted_N = counted_N | ~counted_N if present_N is None else counted_N | present_N
-    rows = float(xp.sum(counted_N))
-    selected = tokens if selected_NT is None else float(xp.sum(mask_NT & selected_NT))
-    return Denominators(max(tokens, 1.0), max(rows, 1.0), max(selected, 1.0), length)
+    selected = tokens if selected_NT is None else _counted(mask_NT & selected_NT)
+    return Denominators(tokens, _counted(counted_N), selected, length)
+
+
+def _counted(mask: Array) -> float:
+    """How many are set, at least 1; inside a JAX transformation an array that has no value yet."""
+    found: Array = namespace(mask).sum(mask)
+    return clip(wide(found), 1.0, None) if is_traced(found) else max(float(found), 1.0)
 
 
 def _total(x_NT: Array, mask_NT: Array) -> Array:

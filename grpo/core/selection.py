@@ -27,8 +27,9 @@ def most_varied(value_M: Array, group_M: Array, count: int, weight_M: Array | No
     value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
     xp = namespace(value_M)
     kept_M, spread_M, valid_M = weight_M > 0, zeros(tuple(value_M.shape), value_M, -1.0), weight_M > 0
+    place_M = _places(value_M, index_M, weight_M)
     for best in sorted(range(count + 1), key=lambda best: abs(2 * best - count)):  # of equal ones the most balanced
-        some_M = _ends(value_M, index_M, weight_M, best, count - best)
+        some_M = _ends(place_M, index_M, valid_M, best, count - best)
         found_M = group_std(value_M, index_M, astype(some_M & valid_M, value_M), 0.0)
         better_M = found_M > spread_M * (1 + 4 * machine_epsilon(value_M))
         kept_M, spread_M = xp.where(better_M, some_M, kept_M), xp.where(better_M, found_M, spread_M)
@@ -38,7 +39,8 @@ def most_varied(value_M: Array, group_M: Array, count: int, weight_M: Array | No
 def extremes(value_M: Array, group_M: Array, count: int, weight_M: Array | None = None) -> Array:
     """The best and the worst of each group, `count` in all, one best more where that is odd. PODS, arXiv:2504.13818."""
     value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
-    return _ends(value_M, index_M, weight_M, count - count // 2, count // 2)
+    place_M = _places(value_M, index_M, weight_M)
+    return _ends(place_M, index_M, weight_M > 0, count - count // 2, count // 2)
 
 
 def smallest(key_M: Array, group_M: Array, count: int, weight_M: Array | None = None) -> Array:
@@ -50,10 +52,8 @@ def smallest(key_M: Array, group_M: Array, count: int, weight_M: Array | None = 
     return _places(key_M, index_M, weight_M) < count
 
 
-def _ends(value_M: Array, index_M: Array, weight_M: Array, best: int, worst: int) -> Array:
-    """So many of the best and so many of the worst of each group; all where it has no more."""
-    place_M = _places(value_M, index_M, weight_M)
-    valid_M = weight_M > 0
+def _ends(place_M: Array, index_M: Array, valid_M: Array, best: int, worst: int) -> Array:
+    """So many of the best and so many of the worst of each group by their places; all where it has no more."""
     members_M = segment_sum(astype(valid_M, place_M), index_M)[index_M]
     last_M = ~valid_M & (place_M < best + worst)
     return last_M | (valid_M & ((place_M < worst) | (place_M >= members_M - best)))

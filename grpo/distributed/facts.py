@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from grpo.run.redaction import HIDDEN, Redactor
 LIBRARIES = ("torch", "numpy", "transformers", "peft", "gymnasium")
 SMALL = 1 << 20
 """Bytes up to which a file in a named folder is read; of larger ones (weights) the size is compared."""
+MODULE = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 LOCAL = ("run.logdir", "run.name")
 """Settings that only the rank which writes the folder has a use for."""
 
@@ -67,16 +71,32 @@ def contents(path: Path) -> str:
 
 
 def _paths(value: Any) -> Iterable[Path]:
-    """Files and folders that a setting's words name: `data.jsonl`, `rewards.py:function`, lists of them."""
+    """Files and folders that a setting's words name: `data.jsonl`, `rewards.py:function`, `mine.envs:Maze`, several."""
     if isinstance(value, str) and 0 < len(value) < 1000 and "\0" not in value:
         for word in dict.fromkeys((value, value.partition(":")[0])):
             path = Path(word)
             if word not in ("", ".", "/") and (path.is_file() or (path.is_dir() and (path / "config.json").is_file())):
                 yield path
                 return
-    elif isinstance(value, list | tuple):
-        for item in value:
+        if (named := MODULE.fullmatch(value)) and (file := _module(named[1])):
+            yield file
+    elif isinstance(value, list | tuple | Mapping):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _paths(item)
+
+
+def _module(name: str) -> Path | None:
+    """The file of a module, which is not imported for that; None: there is none to read."""
+    within: Sequence[str] | None = [*sys.path, os.getcwd()]  # where environments are found
+    origin = None
+    parts = name.split(".")
+    for i in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: i + 1]), within)
+        if spec is None or (i + 1 < len(parts) and spec.submodule_search_locations is None):
+            return None
+        within, origin = spec.submodule_search_locations, spec.origin
+    file = Path(origin or "")
+    return file if file.is_file() else None
 
 
 def _digest(data: bytes) -> str:

@@ -107,16 +107,17 @@ class Group:
         try:
             collective(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
-            raise RanksLost(self._lost(what, time.monotonic() - began, error)) from error
+            raise self.lost(what, time.monotonic() - began, error) from error
         self._say(f"past {what}")
 
     def _say(self, phase: str) -> None:
         if self._meeting is not None:
             self._meeting.say(phase)
 
-    def _lost(self, what: str, waited: float, error: Exception) -> str:
+    def lost(self, what: str, waited: float, error: Exception) -> RanksLost:
+        """What is raised where a collective fails: who is missed, and where they are instead."""
         why = line(error) if self._meeting is None else self._meeting.blame(what)
-        return (
+        return RanksLost(
             f"rank {self.rank} lost the others after {waited:.0f} s: {why}. What ended or held up that rank is in its "
             "own output; a slow one needs a larger --rank-timeout. Go on from the last checkpoint"
         )

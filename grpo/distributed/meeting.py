@@ -90,7 +90,7 @@ class Meeting:
     def blame(self, what: str) -> str:
         """In one line who is waited for at `what`, and where they are instead."""
         phases = self.phases()
-        if excuses := self._excuses():
+        if excuses := self.excuses():
             return excuses
         late = {rank: phase for rank, phase in phases.items() if phase != WAITS + what and rank != self.rank}
         if not late:
@@ -129,14 +129,15 @@ class Meeting:
         end = time.monotonic() + self.seconds
         while here < self.ranks:
             if self._store.add("excused", 0):
-                raise ConfigError(f"the run cannot start: {self._excuses()}")
+                raise ConfigError(f"the run cannot start: {self.excuses()}")
             if time.monotonic() > end:
                 raise RanksLost(self._absent(what))
             time.sleep(GLANCE)
             here = self._store.add(f"{what}/here", 0)
         return [text.decode() for text in self._store.multi_get([f"{what}/{rank}" for rank in range(self.ranks)])]
 
-    def _excuses(self) -> str:
+    def excuses(self) -> str:
+        """What ranks have said that do not go on; empty: nobody has."""
         said = {rank: self._read(f"excuse/{rank}") for rank in range(self.ranks)}
         return "; ".join(f"rank {rank}: {why}" for rank, why in said.items() if why)
 

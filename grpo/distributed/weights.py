@@ -3,12 +3,17 @@
 Gathering needs all ranks, and they do not have equally many passes: answers end sooner here, minibatches are smaller
 there. So before each pass everybody is told of it, and a rank that has none left computes one token along, until all
 have come to the next thing that they do together. Whatever is asked of the ranks waits for that first (`Company`).
+
+A pass that a rank does not finish (it was out of memory) can be begun anew by nobody, for the others wait inside of it:
+all ranks end, and each says which one it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +22,14 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from grpo.distributed.group import Group
-from grpo.errors import ConfigError, RanksLost
+from grpo.errors import ConfigError, PassUnfinished, RanksLost
 from grpo.keeping import copy_into
 from grpo.protocols import Ranks, State
 from grpo.shards import Unsharded
+from grpo.together import of_the_network
+
+SMALLER = "lower tokens_per_microbatch (where it samples: rows_per_generation), and go on from the last checkpoint"
+"""What helps where nobody can begin a pass anew."""
 
 
 class Company:
@@ -30,28 +39,63 @@ class Company:
         """model: as `divided` has made it."""
         self._ranks, self._model, self._device = ranks, model, device
         self.rank, self.size, self.chief = ranks.rank, ranks.size, ranks.chief
-        self._along = False
+        self._along, self._unfinished = False, False
+        self._began = time.monotonic()
         model.register_forward_pre_hook(self._announce, prepend=True)
+        model.register_forward_hook(self._ahead)
 
     def gather(self, mine: State, what: str) -> list[State]:
         """What each rank gives, once nobody has a pass left."""
-        self._keep_company()
+        self._keep_company(what)
         return self._ranks.gather(mine, what)
 
     def broadcast(self, chiefs: State | None, what: str) -> State:
         """What the chief gives, once nobody has a pass left."""
-        self._keep_company()
+        self._keep_company(what)
         return self._ranks.broadcast(chiefs, what)
 
     def sum(self, tensors: Sequence[Tensor], what: str) -> None:
         """Sums, once nobody has a pass left."""
-        self._keep_company()
+        self._keep_company(what)
         self._ranks.sum(tensors, what)
 
     def _announce(self, module: nn.Module, given: Any) -> None:
         """Before a pass of this rank."""
-        if not self._along:
-            self._meet(1)
+        if self._along:
+            return
+        self._expect_finished("the next pass")
+        self._meet(1)
+        self._unfinished, self._began = True, time.monotonic()
+
+    def _ahead(self, module: nn.Module, given: Any, out: Any) -> None:
+        """After one; where it is differentiated, the others wait for that, too."""
+        if not self._along and not torch.is_grad_enabled():
+            self._unfinished = False
+
+    def differentiated(self) -> None:
+        """A pass is over, and so is its way back."""
+        self._unfinished = False
+
+    def _expect_finished(self, what: str) -> None:
+        """Nothing can be exchanged in the middle of a pass that this rank could not finish."""
+        if self._unfinished:
+            waited = time.monotonic() - self._began
+            raise PassUnfinished(what, SMALLER, self._ranks.lost(what, waited, RuntimeError("a pass was not finished")))
+
+    def lose(self, what: str, error: Exception) -> NoReturn:
+        """End here, and say because of whom."""
+        raise self._ranks.lost(what, time.monotonic() - self._began, error) from error
+
+    @contextmanager
+    def heard(self, what: str) -> Iterator[None]:
+        """Where PyTorch itself talks to the ranks: one that is gone is named as everywhere."""
+        self._began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            if not of_the_network(error):
+                raise
+            self.lose(what, error)
 
     def _meet(self, passes: int) -> tuple[bool, bool]:
         """Whether some rank has a pass now, and whether it has a backward pass, too."""
@@ -59,21 +103,26 @@ class Company:
         self._ranks.sum([said], "the next pass")
         return bool(said[0]), bool(said[1])
 
-    def _keep_company(self) -> None:
+    def _keep_company(self, what: str) -> None:
         """A token at a time, as long as somebody has a pass. It adds nothing to any gradient."""
+        self._expect_finished(what)
         while True:
             some, back = self._meet(0)
             if not some:
                 return
             self._along = True
             try:
-                with torch.set_grad_enabled(back):
-                    token = torch.zeros(1, 1, dtype=torch.long, device=self._device)
-                    out = self._model(input_ids=token, use_cache=False).logits
-                if back:
-                    torch.autograd.backward(out.sum() * 0)
+                with self.heard(what):
+                    self._compute_along(back)
             finally:
                 self._along = False
+
+    def _compute_along(self, back: bool) -> None:
+        with torch.set_grad_enabled(back):
+            token = torch.zeros(1, 1, dtype=torch.long, device=self._device)
+            out = self._model(input_ids=token, use_cache=False).logits
+        if back:
+            torch.autograd.backward(out.sum() * 0)
 
 
 def divided(model: Any, ranks: Group, device: torch.device) -> Company:
@@ -98,11 +147,15 @@ class WeightShards(Unsharded):
             raise ConfigError("shard=weights divides language models that are trained whole; use shard=gradients here")
         self._ranks = ranks
 
+    def backward(self, loss: Tensor) -> None:
+        """As autograd does it; the others take part."""
+        super().backward(loss)
+        self._ranks.differentiated()
+
     def restart(self) -> None:
         """Others wait inside of a pass that this rank cannot finish."""
         raise RanksLost(
-            "out of memory, and with shard=weights no rank can begin a pass anew: lower tokens_per_microbatch, and go "
-            "on from the last checkpoint"
+            f"out of memory at the passes of an update, and with shard=weights no rank can begin one anew; {SMALLER}"
         )
 
     def comparable(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -117,8 +170,9 @@ class WeightShards(Unsharded):
 
     def norm(self, parameters: Sequence[Tensor]) -> Tensor | None:
         """Over all parts."""
-        norm = super().norm(parameters)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        with self._ranks.heard("the norm"):
+            norm = super().norm(parameters)
+            return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def whole(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """On the chief, in its CPU's memory."""
@@ -152,7 +206,8 @@ class WeightShards(Unsharded):
 
     def _full(self, x: Tensor) -> Tensor:
         """All ranks help; who is not the chief keeps nothing."""
-        found: Tensor = x.full_tensor() if isinstance(x, DTensor) else x
+        with self._ranks.heard("whole weights"):
+            found: Tensor = x.full_tensor() if isinstance(x, DTensor) else x
         return found.cpu().clone() if self._ranks.chief else torch.empty(0)
 
 

@@ -40,12 +40,12 @@ from grpo.trainer import Trainer
 
 POINTS = ("folder", "arrays", "state", "manifest", "rename", "pointer", "retention")
 """Where a save can be cut; `at` is called with the name once that much is done."""
-
 FILES = ("arrays.safetensors", "state.json")
 LARGEST_STATE = 1 << 30
 """Bytes of state.json: counters and names, also of the files of a large replay."""
-HARMLESS = frozenset({"shard", "device", "rows_per_microbatch", "cuda_graphs", "torch_compile"})
-"""Settings that may differ on resume: they change where, by what and in what portions the numbers are computed."""
+HARMLESS = frozenset({"shard", "device", "rows_per_microbatch", "cuda_graphs", "torch_compile", "replay_folder",
+                      "replay_memory", "draws"})  # fmt: skip
+"""Settings that may differ on resume: where, by what, in what portions numbers are computed; `draws` warns."""
 
 
 class CheckpointError(FolderError):
@@ -222,9 +222,8 @@ def _state(path: Path) -> State:
     absent = sorted(set(kinds) ^ set(tensors))
     if absent:
         raise Damaged(f"{path / FILES[0]} and state.json disagree about {', '.join(absent[:3])}")
-    return State(
-        values, {name: tensors[name].numpy() if kind == "numpy" else tensors[name] for name, kind in kinds.items()}
-    )
+    found = {name: tensors[name].numpy() if kind == "numpy" else tensors[name] for name, kind in kinds.items()}
+    return State(values, found)
 
 
 def restore(trainer: Trainer, found: Checkpoint) -> None:
@@ -268,10 +267,8 @@ def resume_point(
             newest = newest or error
             folder.event(_step(path), "checkpoint_damaged", f"{error}; falling back to the one before")
     if newest is not None:
-        raise CheckpointError(
-            f"every checkpoint in {folder.checkpoints} is damaged, the newest: {newest}. Nothing changed; events.jsonl "
-            "says more"
-        )
+        every = f"every checkpoint in {folder.checkpoints} is damaged, the newest: {newest}"
+        raise CheckpointError(f"{every}. Nothing changed; events.jsonl says more")
     return None
 
 
@@ -416,17 +413,26 @@ def _remove(folder: RunFolder, name: str) -> None:
     remove_inside(folder.path, f"checkpoints/{doomed}")
 
 
+def scores(folder: RunFolder) -> dict[int, float | None]:
+    """Of the checkpoints that were planned, by their steps; older ones do not say whether they were."""
+    found = {_step(path): _manifest(path) for path in steps(folder)}
+    planned = {step: manifest.get("score") for step, manifest in found.items() if manifest.get("planned") is not False}
+    return {step: score if isinstance(score, int | float) else None for step, score in planned.items()}
+
+
+def retained(scores: Mapping[int, float | None], keep_last: int | None, keep_best: int) -> dict[int, float | None]:
+    """Of steps and scores those that stay: the newest and the best."""
+    newest = sorted(scores)[0 if keep_last is None else -max(keep_last, 1) :]
+    ranked = sorted(((score, step) for step, score in scores.items() if score is not None), reverse=True)
+    kept = {*newest, *(step for _, step in ranked[:keep_best])}
+    return {step: score for step, score in scores.items() if step in kept}
+
+
 def _retain(folder: RunFolder, keep_last: int | None, keep_best: int) -> None:
     """Of those that were planned, the newest and the best; of the others none but the newest of all."""
-    found = [(path, _manifest(path)) for path in steps(folder)]
-    # Older ones do not say whether they were.
-    planned = [(path, manifest.get("score")) for path, manifest in found if manifest.get("planned") is not False]
-    ranked = sorted((score, path) for path, score in planned if isinstance(score, int | float))
-    kept = {path for path, _ in (planned if keep_last is None else planned[-max(keep_last, 1) :])}
-    kept |= {path for _, path in ranked[-keep_best:] if keep_best} | {path for path, _ in found[-1:]}
-    for path, _ in found:
-        if path not in kept:
-            _remove(folder, path.name)
+    kept = retained(scores(folder), keep_last, keep_best)
+    for path in (path for path in steps(folder)[:-1] if _step(path) not in kept):
+        _remove(folder, path.name)
 
 
 def _manifest(path: Path) -> Row:

@@ -24,7 +24,6 @@ import re
 import secrets
 import shutil
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +35,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo.errors import warn
 from grpo.run.files import (
     DAMAGE,
     RESTORE,
@@ -236,13 +236,13 @@ class RunFolder:
         except (OSError, FolderError) as error:
             self.counts["events_lost"] += 1
             if self.counts["events_lost"] == 1:
-                warnings.warn(f"{self.path}/events.jsonl cannot be written ({error})", stacklevel=2)
+                warn(f"{self.path}/events.jsonl cannot be written ({error})")
         return row
 
     def alarm(self, step: int, name: str, message: str) -> None:
         """An event that a person should hear of at once, also where the folder cannot be written to."""
         told = self.event(step, name, message)
-        warnings.warn(f"{self.path}: {told['message']}", stacklevel=2)
+        warn(f"{self.path}: {told['message']}")
 
     def write_samples(
         self, step: int, rows: Sequence[Row], arrays: Mapping[str, np.ndarray], kind: str = "step"
@@ -360,9 +360,9 @@ def number(value: Any) -> float | None:
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("anygrpo", "torch", "numpy", "safetensors"):
+    """Versions a result depends on; our own as the code has it, since what an editable install says may be older."""
+    found = {"python": platform.python_version(), "anygrpo": str(vars(sys.modules["grpo"])["__version__"])}
+    for package in ("torch", "numpy", "safetensors"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

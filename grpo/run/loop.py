@@ -19,14 +19,13 @@ are written while training goes on; the last one, and whatever reads them, waits
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo.capabilities import Headlines, Timed
-from grpo.errors import SamplesFailed
+from grpo.errors import SamplesFailed, warn
 from grpo.protocols import State
 from grpo.run import checkpoint, thinning
 from grpo.run.films import SELDOM
@@ -126,7 +125,7 @@ def run(
     options: the fields of `Options`.
     """
     if "sinks" in options:
-        warnings.warn("run(sinks=…) is run(trackers=…) now", DeprecationWarning, stacklevel=2)
+        warn("run(sinks=…) is run(trackers=…) now", DeprecationWarning)
         options["trackers"] = options.pop("sinks")
     how = Options(**options)
     if steps < 1:
@@ -200,15 +199,15 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
     if how.sample_every and trainer.steps_done < steps:
         session.go_on(how.sample_every)
     while session.over(asked) is None and trainer.steps_done < steps:
-        report = session.step()
-        if report is None:
+        if (made := session.step()) is None:
             break
+        report = made
         session.settle()
         due = _due(report.step, how.evaluate_every)
         row = session.record(report, how.evaluate if due else None)
         shown.step(row, session.seconds)
-        if (asked_for := _due(report.step, how.sample_every)) or (how.sample_every and report.step == 1):
-            session.sample(report, how.sample_groups, filmed=asked_for)
+        if how.sample_every and (report.step in (1, steps) or _due(report.step, how.sample_every)):
+            _sample(session, report, how)  # before the checkpoint: a run that is cut after it has them
             kept = report.step
         _thin(session, report.step, how)
         session.count_failures(report)
@@ -217,12 +216,21 @@ def _go_round(session: Stepping, steps: int, how: Options, asked: StopSignals, s
         planned = _due(report.step, every) or (due and judged_by_evaluation)  # only what was evaluated can be the best
         planned = how.saves_too(report) or planned
         long = report.step < steps and waited.too_long(every - 1 if report.step == 1 else 0)
-        if session.agree(asked, planned or long):
+        saves = session.agree(asked, planned or long)
+        if how.sample_every and kept != report.step and session.over(asked) is not None:
+            _sample(session, report, how)
+            kept = report.step
+        if saves:
             session.save(planned=planned)
             how.saved(report.step)
             waited.restart()
     if report is not None and how.sample_every and kept != report.step:
-        session.sample(report, how.sample_groups, filmed=report.step >= SELDOM)
+        _sample(session, report, how)
+
+
+def _sample(session: Stepping, report: StepReport, how: Options) -> None:
+    """Groups to look at, and a film but of the first steps."""
+    session.sample(report, how.sample_groups, filmed=_due(report.step, how.sample_every) or report.step >= SELDOM)
 
 
 def _thin(session: Stepping, step: int, how: Options) -> None:

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
+
+from grpo.errors import NOBODY
 
 NAMES = {"stdout": "standard output", "stderr": "standard error"}
 
@@ -85,6 +88,16 @@ def install() -> tuple[Steady, Steady]:
     _fill()
     sys.stdout, sys.stderr = streams = _steady("stdout"), _steady("stderr")
     return streams
+
+
+def plain_warnings() -> None:
+    """Make a warning that no line of a user's led to one line, without a place in our code."""
+    ours = warnings.formatwarning
+
+    def said(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        return f"warning: {message}\n" if filename == NOBODY else ours(message, category, filename, lineno, line)
+
+    warnings.formatwarning = said
 
 
 @contextmanager

@@ -43,14 +43,19 @@ class Saving:
             self._hear(publication, last)
         else:
             self._under_way = publication
-            publication.start()
+            try:
+                publication.start()
+            except RuntimeError:  # there is no room for a thread: here and now, then
+                self._under_way = None
+                publication.run()
+                self._hear(publication)
 
     def settle(self, wait: bool = True) -> None:
         """Hear how the save that is under way has ended; without `wait`, if it has."""
         publication = self._under_way
-        if publication is None or (publication.is_alive() and not wait):
+        if publication is None or not (publication.ended or wait):
             return
-        publication.join()
+        publication.wait()
         self._under_way = None
         self._hear(publication)
 
@@ -108,12 +113,27 @@ class _Publication(threading.Thread):
         self.step, self._write = step, write
         self.error: BaseException | None = None
         """What it ended with; whoever waits for it gets it."""
+        self.ended = False
+        self._writing = threading.Lock()
+        self._writing.acquire()
 
     def run(self) -> None:
         try:
             self._write()
         except BaseException as error:
             self.error = error
+        finally:
+            self.ended = True
+            self._writing.release()
+
+    def wait(self) -> None:
+        """Until it has ended, however often whoever waits is interrupted.
+
+        `join` alone takes a thread that it was called away from for one that has ended (Python up to 3.12).
+        """
+        if not self.ended:
+            self._writing.acquire()
+        self.join()
 
 
 class _CutShort(BaseException):

@@ -100,6 +100,7 @@ class Session(Stepping):
             before.append(row)
             self._latest |= {name: value for name, value in row.items() if value is not None}
         self._row = before[-1] if before else {}
+        self._taught = bool(before)  # what earlier steps taught is not known here
         done = self._row.get("step", 0)
         if resume is False and (before or checkpoint.steps(folder)) and done != trainer.steps_done:
             held = f"{folder.path} already holds {done} steps, the trainer has done {trainer.steps_done}"

@@ -7,7 +7,6 @@ asked for ─► RunConfig ─► folder? new: config.json, run.json · there: r
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from grpo.capabilities import KeepsFiles
 from grpo.config import ConfigError
 from grpo.dialects import OWN
-from grpo.errors import SamplesFailed
+from grpo.errors import SamplesFailed, warn
 from grpo.protocols import Ranks, State
 from grpo.report import StepReport
 from grpo.run import open_trackers
@@ -223,12 +222,19 @@ def train(
             discard_unbegun(place)
     if resumed and not told.reports and summary.reason == "done" and trainer.ranks.chief:
         has = f"{summary.folder} has done its {summary.step} steps already"
-        warnings.warn(f"{has}: nothing was trained; ask for more steps, or begin anew: overwrite=True", stacklevel=3)
+        warn(f"{has}: nothing was trained; ask for more steps, or begin anew: overwrite=True")
+        told.reports.extend(_reports_of(place))
     if summary.reason in ("failures", "unsaved"):
         where = "" if summary.folder is None else f"{summary.folder}: "
         ended = f"{where}the run ended ({summary.reason}) at step {summary.step}"
         raise SamplesFailed(ended + (f"; {summary.why}" if summary.why else "; see events.jsonl"))
     return trainer.told(list(told.reports))
+
+
+def _reports_of(place: RunFolder | Elsewhere | None) -> list[StepReport]:
+    """The steps that a run has made already, as its folder has them."""
+    rows = place.metrics() if isinstance(place, RunFolder) else []
+    return [StepReport.kept(row["step"], {name: row[name] for name in row if name != "step"}) for row in rows]
 
 
 def _open(how: RunConfig) -> list[Tracker]:

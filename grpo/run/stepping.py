@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from grpo.errors import SamplesFailed
+from grpo.errors import SamplesFailed, warn
 from grpo.protocols import State
 from grpo.run import signals
 from grpo.run.budget import WINDOW, FailureBudget
@@ -285,4 +284,4 @@ class Following(Stepping):
 
 def _warned(step: int, event: str, message: str) -> None:
     """What a folder would keep as an event."""
-    warnings.warn(f"step {step}: {message}", stacklevel=2)
+    warn(f"step {step}: {message}")

@@ -8,15 +8,26 @@ from grpo.run.files import Row
 
 LEAST = 0.01
 """Share from which on something is named."""
-OWN = {"reference": "reference", "update": "update", "evaluate": "evaluation", "checkpoint": "checkpoint"}
+OWN = {
+    "warm_start": "warm start",
+    "reference": "reference",
+    "teacher": "teacher",
+    "update": "update",
+    "compiled": "compiled step",
+    "evaluate": "evaluation",
+    "checkpoint": "checkpoint",
+}
 """Phases that stand for themselves, and what people call them."""
+WITHIN = {"rewards_wait": "reward", "play": "play", "world_model": "world model"}
+"""Parts of `collect` that are something else to a person."""
 
 
 def time_split(rows: Iterable[Row]) -> dict[str, float]:
     """Shares of the whole, which sum to 1; empty where nothing was measured.
 
-    Language models: `rollout` is all of a step's `collect` but the wait for rewards, which is `reward`. Rooms without a
-    `generate` of their own: `collect`. `other` is what no phase covers.
+    Language models: `rollout` is all of a step's `collect` but the wait for rewards, which is `reward`. World models:
+    `play`, the updates of the `world model`, and what is left of it, `imagine`. Other rooms: `collect`. `other` is what
+    no phase covers.
     """
     seconds: dict[str, float] = {}
 
@@ -24,12 +35,13 @@ def time_split(rows: Iterable[Row]) -> dict[str, float]:
         seconds[name] = seconds.get(name, 0.0) + amount
 
     for row in rows:
-        wait = row.get("rewards_wait", 0.0)
-        spend("rollout" if "generate" in row else "collect", row.get("collect", 0.0) - wait)
-        spend("reward", wait)
+        tries = "rollout" if "generate" in row else "imagine" if "world_model" in row else "collect"
+        spend(tries, row.get("collect", 0.0) - sum(row.get(part, 0.0) for part in WITHIN))
+        for part, name in WITHIN.items():
+            spend(name, row.get(part, 0.0))
         for phase, name in OWN.items():
             spend(name, row.get(phase, 0.0))
-        inside = ("collect", "reference", "update", "evaluate")  # a checkpoint is taken between steps
+        inside = ("collect", *(phase for phase in OWN if phase != "checkpoint"))  # that is taken between steps
         spend("other", max(row["total"] - sum(row.get(phase, 0.0) for phase in inside), 0.0))
     whole = sum(seconds.values())
     return {name: amount / whole for name, amount in seconds.items() if amount > 0.0}

@@ -63,20 +63,20 @@ class GRPOTrainer(Trainer):
         callbacks: Sequence[Callable[[StepReport], Any]] = (),
         progress: str | Progress | None = "auto",
         total_updates: int | None = None,
+        total_timesteps: int | None = None,
+        verbose: int | None = None,
         resume_from_checkpoint: bool | str | None = None,
         overwrite: bool = False,
     ) -> list[StepReport]:
-        """Train; the reports of all steps (of the last 10,000) come back, the last with its arrays, the others with
-        their metrics.
+        """Train; the reports of all steps (of the last 10,000) come back, the last with its arrays, too.
 
-        steps: how many; states: a batch for each of them, where they are yours. Either may come first, without a name;
-        `total_updates` is a tutorial's word for steps.
+        steps: how many; states: a batch for each of them, where they are yours. Either may come first, without a name.
+        Other words: `total_updates` for steps, `total_timesteps` for env_steps, `verbose=0` for no progress.
         env_steps, stop_at: end sooner, after so many steps of the environment, or once evaluations are so good.
         evaluate_every: steps between evaluations, where the room has some.
         folder: where everything a run leaves goes: metrics, checkpoints, curve; a run that is there is gone on with.
         trackers: tensorboard, wandb, trackio, mlflow, swanlab, comet or objects of your own, with the project's name
-            there. A run that you have open at one of these is logged into without being named, and left open; None:
-            no tracker at all.
+            there. A run that you have open at one of these is logged into, and left open, without; None: none at all.
         callbacks: get each report; one that returns False ends the training. progress: auto, live, plain, None.
         resume_from_checkpoint: True: there must be a run; a path: in that folder. overwrite: a run there goes first.
         """
@@ -90,7 +90,7 @@ class GRPOTrainer(Trainer):
             states = first
         asked = {
             "steps": steps if total_updates is None else total_updates,
-            "env_steps": env_steps,
+            "env_steps": env_steps if total_timesteps is None else total_timesteps,
             "stop_at": stop_at,
             "evaluate_every": evaluate_every,
             "trackers": () if trackers is None else tuple(name for name in trackers if isinstance(name, str)) or None,
@@ -103,7 +103,7 @@ class GRPOTrainer(Trainer):
             folder=None if folder is None else Path(folder),
             trackers=[tracker for tracker in trackers or () if not isinstance(tracker, str)],
             callbacks=callbacks,
-            progress=progress,
+            progress=None if verbose == 0 else progress,
             resume=resume_from_checkpoint,
             overwrite=overwrite,
         )

@@ -12,6 +12,7 @@ import torch
 
 from grpo import GRPOConfig, GRPOTrainer, together
 from grpo.bandit import BanditConfig, BanditSource, BanditTrainer, SoftmaxPolicy, make_trainer
+from grpo.envs.episodes import EpisodeRunner
 from grpo.errors import RankFailed, RanksDiffer
 from grpo.protocols import State
 from grpo.reference import FrozenReference
@@ -92,7 +93,19 @@ def own_models(ranks, steps=3, dtype=torch.float64, policy=toys.Softmax, reward=
     return *trained(trainer, steps), asked
 
 
-def language(ranks, steps=2, double=True, tied=False, evaluate=True, adam=False, **settings):
+def other_rows(ranks, who, column):
+    """Rank `who` has another question, or another answer, in a row that another rank samples; what each rank says."""
+
+    def changed(rows):
+        return [{**row, column: row[column] + ("0" if ranks.rank == who else "")} for row in rows]
+
+    try:
+        language(ranks, steps=1, evaluate=False, changed=changed)
+    except RanksDiffer as error:
+        return str(error)
+
+
+def language(ranks, steps=2, double=True, tied=False, evaluate=True, adam=False, changed=list, **settings):
     """A tiny language model, its held-out rows evaluated at the end; metrics, gradients, weights, completions."""
     from grpo.language import GRPOConfig as LanguageConfig
     from grpo.language import GRPOTrainer as LanguageTrainer
@@ -105,7 +118,7 @@ def language(ranks, steps=2, double=True, tied=False, evaluate=True, adam=False,
     config = LanguageConfig(**usual | settings)
     model = tiny_model(tie_word_embeddings=tied)
     model = model.double() if double else model
-    rows = [{"prompt": f"What is {a}+{a}" + "?" * a, "answer": str(a + a)} for a in range(7)]
+    rows = changed([{"prompt": f"What is {a}+{a}" + "?" * a, "answer": str(a + a)} for a in range(7)])
     # Adam divides by what rounding leaves of a gradient that is 0, and would say nothing about the ranks.
     plain = None if adam or config.lora_rank else torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = LanguageTrainer(
@@ -137,7 +150,7 @@ def run(ranks, folder, steps, room="bandit", asked=None, stop=None, **settings):
             os.kill(os.getpid(), signal.SIGTERM)
         return not (report.step == 4 and ranks.rank == stop)
 
-    make = {"bandit": bandit_trainer}[room]
+    make = {"bandit": bandit_trainer, "control": control_trainer}[room]
     trainer = make(ranks, **settings)
     mine = folder if ranks.chief else f"{folder}-of-nobody"
     try:
@@ -145,7 +158,8 @@ def run(ranks, folder, steps, room="bandit", asked=None, stop=None, **settings):
     finally:
         trainer.source.close()
     assert ranks.chief or not os.path.exists(mine)
-    return [dict(r.metrics) for r in reports], trainer.steps_done, trainer.policy.logits_V.detach().clone()
+    weights = torch.cat([p.detach().flatten() for p in trainer.policy.parameters().values()])
+    return [dict(r.metrics) for r in reports], trainer.steps_done, weights
 
 
 def planted(ranks, who):
@@ -256,26 +270,50 @@ def not_a_number(ranks, who):
     return trained(trainer, 3)
 
 
-def control(ranks, steps=2, **settings):
-    """CartPole: every rank plays alike, each differentiates its share."""
+def control_trainer(ranks, **settings):
     from grpo.control import GRPOTrainer as ControlTrainer
 
     together.here = lambda: ranks
     usual = {"env": "CartPole-v1", "group_size": 4, "groups_per_step": 3, "hidden": (8,), "eval_episodes": 2}
-    return room(ControlTrainer(**usual | settings), steps)
+    trainer = ControlTrainer(**usual | settings)
+    trainer.optimizer = torch.optim.SGD(trainer.policy.parameters().values(), lr=0.01)
+    return trainer
+
+
+def control(ranks, steps=2, **settings):
+    """Each rank plays and differentiates its share; also how many episodes were played here, in each call."""
+    trainer = control_trainer(ranks, **settings)
+    played, began = [], EpisodeRunner.__init__
+
+    def seen(runner, fleet, starts, rules):
+        played.append(len(starts))
+        began(runner, fleet, starts, rules)
+
+    EpisodeRunner.__init__ = seen
+    try:
+        return *room(trainer, steps), played
+    finally:
+        EpisodeRunner.__init__ = began
 
 
 def worldmodel(ranks, steps=2, **settings):
-    """A small dreamer: every rank plays and imagines alike, the world model's batch and the actor's rows are shared."""
+    """A small dreamer: every rank plays alike; the world model's batch, futures and the actor's rows are shared.
+
+    Also how many futures were rolled out here, in each call.
+    """
     from tests.unit.worldmodel.worlds import make
 
     together.here = lambda: ranks
-    return room(make(**settings), steps)
+    trainer = make(**settings)
+    trainer.optimizer = torch.optim.SGD(trainer.policy.parameters().values(), lr=0.01)
+    imagination, imagined = trainer.source._imagination, []
+    roll = imagination._futures
+    imagination._futures = lambda given: imagined.append(len(given["deter"])) or roll(given)
+    return *room(trainer, steps), imagined
 
 
 def room(trainer, steps):
     """Some steps and an evaluation, then the environments are closed."""
-    trainer.optimizer = torch.optim.SGD(trainer.policy.parameters().values(), lr=0.01)
     try:
         found = trained(trainer, steps)
         found[0].append(dict(trainer.source.evaluate(steps)))

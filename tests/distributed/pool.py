@@ -10,7 +10,7 @@ from pathlib import Path
 
 MOST = 3
 """Ranks of the pool."""
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds: a case that hangs ends here."""
 
 

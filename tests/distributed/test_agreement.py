@@ -5,8 +5,10 @@ import itertools
 import pytest
 import torch
 
+from grpo.errors import PassUnfinished, RanksLost
+from grpo.protocols import Alone
 from grpo.rollouts import Rollouts
-from grpo.together import shares
+from grpo.together import attempted, shares
 from tests.distributed import cases
 
 
@@ -18,6 +20,13 @@ def test_a_planted_difference_is_caught_in_its_step_and_named(pool, who):
 
 def test_draws_that_differ_are_named(pool):
     assert all("rank 1 has other states or actions" in message for message in pool.run(cases.other_draws, 2))
+
+
+@pytest.mark.parametrize("column", ["prompt", "answer"])
+def test_rows_that_differ_are_named_before_anything_is_learned_from_them(pool, column):
+    assert all(
+        "rank 1 has other prompts or answers" in said for said in pool.run(cases.other_rows, 2, who=1, column=column)
+    )
 
 
 def test_a_rank_that_fails_is_named_by_the_others(pool):
@@ -74,3 +83,35 @@ def test_shares_have_every_row_once_and_about_as_many_decisions(size, groups):
     for shared in whole + ([found] if piece <= sum(loads) / size else []):  # nobody has to be cut
         owner = {row: rank for rank, share in enumerate(shared) for row in share}
         assert all(owner[row] == owner[row - row % 4] for row in range(len(rows)))
+
+
+OTHERS = RanksLost("rank 0 lost the others: rank 1 is gone")
+
+
+@pytest.mark.parametrize(
+    ("lost", "wrong", "kind", "said"),
+    [
+        (OTHERS, torch.OutOfMemoryError("no more"), torch.OutOfMemoryError, "^no more$"),
+        (OTHERS, RuntimeError("gloo: closed"), RanksLost, "rank 1 is gone"),
+        (
+            PassUnfinished("x", "less", OTHERS),
+            torch.OutOfMemoryError("no more"),
+            RanksLost,
+            "^out of memory at x,.*less",
+        ),
+        (PassUnfinished("x", "less", OTHERS), RuntimeError("gloo: closed"), RanksLost, "rank 1 is gone"),
+        (PassUnfinished("x", "less", OTHERS), ValueError("a bug"), ValueError, "^a bug$"),
+    ],
+)
+def test_a_pass_that_others_wait_in_is_spoken_of_only_where_there_is_one(lost, wrong, kind, said):
+    """The others are gone, and something went wrong here, too: what is told is the reason."""
+
+    class Leaving(Alone):
+        def gather(self, mine, what):
+            raise lost
+
+    def work():
+        raise wrong
+
+    with pytest.raises(kind, match=said):
+        attempted(Leaving(), "x", work)

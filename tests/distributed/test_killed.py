@@ -24,7 +24,7 @@ def test_killed(tmp_path, pool, monkeypatch, point, victim):
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(60)
+        process.join(300)
     codes = [process.exitcode for process in ranks]
     for process in ranks:
         process.kill()

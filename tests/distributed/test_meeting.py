@@ -13,16 +13,21 @@ from grpo.distributed.meeting import WAITS, Meeting, connected, disagreements, m
 from grpo.distributed.places import Place
 from grpo.errors import ConfigError, RanksLost
 
+LONG = 60.0
+
+
+def met(seconds):
+    """Three sides of one store, as `meet` makes them; at whatever port is free."""
+    chief = meet(Place(0, 3, 0, 3, "127.0.0.1", 0, "a test"), seconds)
+    port = _port([chief])
+    return [chief, *(meet(Place(rank, 3, rank, 3, "127.0.0.1", port, "a test"), seconds) for rank in (1, 2))]
+
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """Three sides of one store, as `meet` makes them."""
+    """Who wait for each other for longer than any machine is busy."""
     monkeypatch.setattr(module, "LINGERS", 0.2)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    places = [Place(rank, 3, rank, 3, "127.0.0.1", port, "a test") for rank in range(3)]
-    return [meet(place, 2.0) for place in places]
+    return met(LONG)
 
 
 def at_once(*jobs):
@@ -39,7 +44,7 @@ def at_once(*jobs):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(2 * LONG)
         assert not thread.is_alive()
     return found
 
@@ -65,10 +70,12 @@ def test_a_rank_that_cannot_start_is_not_waited_for(ranks):
         lambda: ranks[0].agree({}), lambda: ranks[1].ready("starting"), lambda: ranks[2].excuse("there is no GPU")
     )
     assert [type(error) for error in found[:2]] == [ConfigError, ConfigError]
-    assert all("rank 2: there is no GPU" in str(error) for error in found[:2]) and time.monotonic() - began < 2
+    assert all("rank 2: there is no GPU" in str(error) for error in found[:2])
+    assert time.monotonic() - began < LONG
 
 
-def test_a_rank_that_does_not_come_is_named(ranks):
+def test_a_rank_that_does_not_come_is_named():
+    ranks = met(2.0)
     found = at_once(lambda: ranks[0].ready("starting"), lambda: ranks[2].ready("starting"))
     assert [type(error) for error in found] == [RanksLost, RanksLost]
     assert "rank 1 of 3 did not come within 2 s" in str(found[0]) and "--rank-timeout" in str(found[0])
@@ -154,6 +161,31 @@ def test_files_that_settings_name_are_compared(tmp_path):
         before = after
     assert contents(data) != contents(code)
     assert "the version of torch" in versions() and len(versions()["the code of anygrpo"]) == 12
+
+
+def test_modules_that_settings_name_are_compared_and_not_imported_for_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mazes").mkdir()
+    (tmp_path / "mazes" / "__init__.py").write_text("raise SystemExit('nobody asked for this')")
+    code, level = tmp_path / "mazes" / "small.py", tmp_path / "level.txt"
+    code.write_text("class Maze: ...")
+    level.write_text("#")
+    named = {
+        "env": "mazes.small:Maze",
+        "env_kwargs": {"level": str(level)},
+        "teacher": "no.such:thing",
+        "x": "http://a:b",
+    }
+    before = settings(named)
+    assert {name for name in before if "what" in name} == {
+        "what env names (small.py)",
+        "what env_kwargs names (level.txt)",
+    }
+    for path in (code, level):
+        path.write_text(path.read_text() + " ")
+        after = settings(named)
+        assert [name for name in after if after[name] != before[name]] == [name for name in after if path.name in name]
+        before = after
 
 
 def test_torch_has_its_own_part_of_the_store(ranks):

@@ -82,6 +82,7 @@ def test_owners_have_about_as_much_each():
     assert owned([5], 3) == [0] and owned([], 3) == []
 
 
+@pytest.mark.slow
 def test_steps_of_a_language_model(pool):
     """In several passes of a few tokens; a rank may have none in a minibatch. Against ranks that divide nothing."""
     how = {"tied": True, "tokens_per_microbatch": 40, "groups_per_minibatch": 1, "evaluate": False}

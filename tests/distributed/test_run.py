@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
 from tests.distributed import cases
 from tests.distributed.test_same import expect_same
@@ -29,6 +30,35 @@ def test_resumed_on_two_then_three_then_one_rank(pool, tmp_path):
         assert one.keys() == other.keys()
         expect_same(([one], [], {}), ([other], [], {}), 1e-12)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
+
+
+def test_episodes_are_divided_from_the_first_step_on_whoever_goes_on(pool, tmp_path):
+    given = {"room": "control", "video": False, "films": False, "eval_episodes": 2}
+    whole = pool.run(cases.run, 1, folder=str(tmp_path / "whole"), steps=6, draws="episode", **given)[0]
+    for size, steps in ((2, 2), (3, 4), (1, 6)):  # nothing is said of draws: what the first ranks began goes on
+        found = pool.run(cases.run, size, folder=str(tmp_path / "parts"), steps=steps, **given)
+    torch.testing.assert_close(found[0][2], whole[2], rtol=1e-6, atol=1e-6)
+    for one, other in zip(lines(tmp_path / "whole"), lines(tmp_path / "parts"), strict=True):
+        expect_same(([one], [], {}), ([other], [], {}), 1e-6)
+
+
+def test_a_run_that_began_alone_goes_on_with_its_numbers(pool, tmp_path):
+    given = {"room": "control", "video": False, "films": False, "eval_episodes": 2}
+    whole = pool.run(cases.run, 1, folder=str(tmp_path / "whole"), steps=4, **given)[0]
+    pool.run(cases.run, 1, folder=str(tmp_path / "parts"), steps=2, **given)
+    found = pool.run(cases.run, 2, folder=str(tmp_path / "parts"), steps=4, **given)
+    torch.testing.assert_close(found[1][2], whole[2], rtol=1e-6, atol=1e-6)
+
+
+def test_a_run_that_began_alone_is_divided_once_it_is_told_to(pool, tmp_path):
+    given = {"room": "control", "video": False, "films": False, "eval_episodes": 2}
+    for name, sizes in (("one", (1, 1, 1)), ("more", (1, 2, 3))):
+        for size, steps, told in zip(sizes, (1, 2, 3), ({}, {"draws": "episode"}, {}), strict=True):  # and stays so
+            found = pool.run(cases.run, size, folder=str(tmp_path / name), steps=steps, **given, **told)
+        state = checkpoint.load(checkpoint.steps(RunFolder.open(tmp_path / name))[-1]).state
+        assert (found[0][1], state.values["source"]["draws"]) == (3, "episode")
+    for one, other in zip(lines(tmp_path / "one"), lines(tmp_path / "more"), strict=True):
+        expect_same(([one], [], {}), ([other], [], {}), 1e-6)
 
 
 def test_cut_and_resumed_on_as_many_ranks_is_the_same_to_the_last_bit(pool, tmp_path):

@@ -97,10 +97,40 @@ def test_language(pool, settings):
             assert one[3] == alone[3]
 
 
-@pytest.mark.parametrize("settings", [{}, {"group_by": "batch"}, {"action_chunk": 2, "minibatches": 2}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eval_episodes": 5},
+        {"group_by": "batch", "scale_observations": True, "num_envs": 3},
+        {"action_chunk": 2, "minibatches": 2, "memory": 4},
+        {"group_size": 2, "groups_per_step": 1, "advantage": "critic"},
+        {"env": "FrozenLake-v1", "no_signal": "resample", "max_attempts": 3, "advantage": "episode"},
+        {"env": "Pendulum-v1", "action_head": "beta", "max_episode_steps": 20, "advantage": "fitted", "gamma": 0.9},
+        {"env": "Pendulum-v1", "group_by": "branch", "max_episode_steps": 20, "logprob_type": "token_level"},
+    ],
+    ids=["start", "batch", "chunks", "one group", "resample", "beta", "branch"],
+)
 def test_control(pool, settings):
-    expect_one_two_three(pool, cases.control, 1e-6, **settings)
+    settings = {"draws": "episode", **settings}
+    alone = pool.run(cases.control, 1, **settings)[0]
+    for size in (2, 3):
+        found = pool.run(cases.control, size, **settings)
+        for one in found:
+            expect_same(alone, one, 1e-6)
+        trunks = 2 * 3 * (size - 1) if settings.get("group_by") == "branch" else 0  # which everybody plays
+        assert sum(sum(one[3]) for one in found) == sum(alone[3]) + trunks  # and nothing else twice
 
 
-def test_worldmodel(pool):
-    expect_one_two_three(pool, cases.worldmodel, 1e-6)
+@pytest.mark.parametrize("settings", [{"draws": "step"}, {"group_by": "steps", "advantage": "step"}], ids=str)
+def test_control_that_is_played_alike(pool, settings):
+    expect_one_two_three(pool, cases.control, 1e-6, sizes=(2,), **settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"groups_per_step": 2, "actor": "critic"}], ids=["four starts", "two"])
+def test_worldmodel(pool, settings):
+    alone = pool.run(cases.worldmodel, 1, **settings)[0]
+    for size in (2, 3):
+        found = pool.run(cases.worldmodel, size, **settings)
+        for one in found:
+            expect_same(alone, one, 1e-6)
+        assert sum(sum(one[3]) for one in found) == sum(alone[3])  # no future is imagined twice

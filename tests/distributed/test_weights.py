@@ -1,5 +1,7 @@
 """FSDP2: weights in parts, ranks with different numbers of passes, the same updates and the same checkpoint."""
 
+import multiprocessing
+
 import pytest
 import torch
 
@@ -47,3 +49,23 @@ def test_what_needs_whole_weights_is_refused(pool):
         assert f"shard=weights cannot be used with {said}" in words and "shard=gradients" in words
     (words, _) = pool.run(weight_cases.refused_elsewhere, 2)
     assert "shard=weights divides language models" in words
+
+
+@pytest.mark.parametrize(
+    ("where", "at"),
+    [("sampling", "collecting"), ("scoring", "collecting"), ("forward", "an update"), ("backward", "an update")],
+)
+def test_a_rank_without_memory_ends_all_of_them_with_its_name_and_the_remedy(tmp_path, pool, where, at):
+    start = multiprocessing.get_context("forkserver")
+    ranks = [start.Process(target=weight_cases.out_of_memory, args=(rank, str(tmp_path), where)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(300)
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [3, 3]
+    other, own = ((tmp_path / f"rank-{rank}").read_text() for rank in range(2))
+    assert own.startswith("out of memory at ") and at in own and "lower tokens_per_microbatch" in own
+    assert other.startswith("rank 0 lost the others") and f"rank 1: {own}" in other

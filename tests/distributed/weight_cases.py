@@ -78,3 +78,57 @@ def refused_elsewhere(ranks):
         make_trainer(BanditConfig(groups_per_step=4, shard="weights"))
     except ConfigError as error:
         return str(error)
+
+
+def out_of_memory(rank, folder, where):
+    """Rank 1 has no memory left in the middle of a pass: while it samples, once while it scores, or in an update.
+
+    What each rank says is left in the folder.
+    """
+    import os
+    from pathlib import Path
+
+    import torch.distributed as dist
+
+    from grpo.distributed.group import Group
+    from grpo.distributed.meeting import Meeting
+    from grpo.errors import RanksLost
+
+    folder = Path(folder)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    meeting = Meeting(dist.FileStore(str(folder / "store"), 2), rank, 2, 30.0)
+    how = {"engine": "transformers", "packing": "padded", "prompts_per_step": 2}
+    how |= {"num_iterations": 2} if where == "scoring" else {}
+    trainer = trainer_of(Group(dist.group.WORLD, dist.group.WORLD, meeting), **how)
+    scoring = []
+
+    def full(*given):
+        raise torch.OutOfMemoryError("there is no more")
+
+    def inside(module, given, out):
+        if torch.is_grad_enabled() != (where in ("forward", "backward")) or (where == "scoring" and not scoring):
+            return
+        scoring.clear()
+        if where == "backward":
+            out.register_hook(full)
+        else:
+            full()
+
+    if rank == 1:
+        layers = max((m for m in trainer.model.modules() if isinstance(m, torch.nn.ModuleList)), key=len)
+        layers[0].mlp.register_forward_hook(inside)
+        scored = trainer.policy.scorer.in_parts
+
+        def in_parts(*given):
+            scoring.append(True)
+            return scored(*given)
+
+        trainer.policy.scorer.in_parts = in_parts
+    try:
+        seed_all(0, 0)
+        trainer.step()
+    except RanksLost as error:
+        meeting.excuse(str(error))
+        (folder / f"rank-{rank}").write_text(str(error))
+        os._exit(3)
+    os._exit(0)

@@ -71,6 +71,14 @@ def test_the_same_as_flags():
     assert flagged("gsm8k", model__model="PATH").config.model == "PATH"
 
 
+def test_a_text_may_begin_with_a_brace():
+    given = [("recipe", "opsd"), ("teacher_template", "{prompt} = {answer}"), ("rewards", "[correctness]")]
+    found = resolve([preset_layer("language"), flag_layer(given)], configs()).config
+    assert found.teacher_template == "{prompt} = {answer}" and found.rewards == ("correctness",)
+    with pytest.raises(ConfigError, match=r"rewards:1"):
+        flag_layer([("rewards", "[correctness: ]: ]")])
+
+
 def test_the_same_in_a_file(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text(

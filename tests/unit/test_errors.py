@@ -1,6 +1,13 @@
 """What went wrong, in words."""
 
-from grpo.errors import line, nearest
+import runpy
+import threading
+import warnings
+
+import pytest
+
+from grpo.errors import line, nearest, warn
+from grpo.run import output
 
 
 def test_an_exception_is_one_short_line() -> None:
@@ -19,3 +26,51 @@ def test_a_failed_first_step_is_still_found_where_a_run_lives() -> None:
     from grpo.run.loop import SamplesFailed as of_the_loop
 
     assert of_the_loop is SamplesFailed
+
+
+SCRIPT = """
+import grpo
+from tests.toys import Match, Softmax
+
+trainer = grpo.GRPOTrainer(grpo.GRPOConfig(group_size=2), Softmax().requires_grad_(False), reward_model=Match())
+"""
+
+
+def test_a_warning_names_the_users_line_whatever_lies_between(tmp_path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    with pytest.warns(UserWarning, match="no trainable parameters") as told:
+        runpy.run_path(str(script))
+    assert [(w.filename, w.lineno) for w in told] == [(str(script), 5)]
+
+
+def test_a_warning_of_a_thread_or_a_command_is_one_plain_line(monkeypatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    output.plain_warnings()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        thread = threading.Thread(target=warn, args=("heard",))
+        thread.start()
+        thread.join()
+    [it] = told
+    assert warnings.formatwarning(it.message, it.category, it.filename, it.lineno) == "warning: heard\n"
+    assert "mine.py:3: UserWarning: other" in warnings.formatwarning("other", UserWarning, "mine.py", 3)
+
+
+def test_a_warning_that_comes_again_is_said_once() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.resetwarnings()  # as in a program
+        for text in ("every step", "every step", "another"):
+            thread = threading.Thread(target=warn, args=(text,))
+            thread.start()
+            thread.join()
+    assert [str(one.message) for one in told] == ["every step", "another"]
+
+
+def test_a_warning_is_heard_where_the_program_has_no_file() -> None:
+    """As of python -c, a shell, or a process that was forked from one: their loader has no source and says so."""
+    from importlib.machinery import BuiltinImporter
+
+    own = {"__name__": "__main__", "__loader__": BuiltinImporter, "warn": warn}
+    with pytest.warns(UserWarning, match="heard"):
+        exec(compile("warn('heard')", "<string>", "exec"), own)

@@ -150,3 +150,17 @@ def test_control_learns_from_whoever_scores():
     told = [made.step()["teacher_kl"] for _ in range(20)]
     assert told[-1] < told[0] / 2
     made.source.close()
+
+
+def test_in_imagination_a_critics_actor_teaches():
+    from tests.unit.worldmodel.worlds import make
+
+    critic = make(actor="critic", learning_rate=0.02)
+    for _ in range(3):
+        critic.step()
+    student = make(loss_type="opd", teacher=critic.policy, train_ratio=0, pretrain=None, learning_rate=0.003)
+    student.source.model.load_state_dict(critic.source.model.state_dict())  # latents mean the same to both
+    told = [student.step()["teacher_kl"] for _ in range(25)]
+    assert told[-1] < told[0] / 2
+    for trainer in (critic, student):
+        trainer.source.close()

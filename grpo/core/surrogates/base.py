@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 from grpo.core.arrays import Array
@@ -141,11 +142,15 @@ def owners() -> dict[str, list[str]]:
     return found
 
 
+_hints = cache(get_type_hints)
+"""Worked out of text once for every class: a configuration asks for all of them."""
+
+
 def types() -> dict[str, Any]:
     """What each of these numbers may be."""
     found: dict[str, Any] = {}
     for own in SURROGATES.values():
-        hints = get_type_hints(own)
+        hints = _hints(own)
         found |= {own.prefix + item.name: hints[item.name] for item in fields(own)}
     return found
 

@@ -13,6 +13,7 @@ from grpo.run.budget import FailureBudget
 from grpo.run.checkpoint import CheckpointError, fingerprint
 from grpo.run.folder import RunFolder
 from grpo.run.lock import Busy, locked
+from grpo.run.session import Session
 from grpo.seeding import derive, seed_all
 from tests.faults import tiny
 from tests.faults.tiny import QUICK, make_folder, make_trainer, run, train
@@ -333,3 +334,21 @@ def test_a_checkpoint_that_does_not_say_whether_it_was_planned_was(tmp_path):
         path.write_text(json.dumps(manifest | {"self": fingerprint(manifest)}))
     train(tmp_path / "run", 6, **often)
     assert _kept(tmp_path / "run") == [2, 4, 6]
+
+
+@pytest.mark.parametrize("ends", ["asked", "nothing left"])
+def test_a_run_that_ends_early_has_its_last_groups_with_its_last_checkpoint(ends, tmp_path, monkeypatch):
+    folder, saved = make_folder(tmp_path / "run"), []
+    save, step = Session.save, Session.step
+
+    def noted(session, *given, **named):
+        saved.append((session.trainer.steps_done, folder.sample_steps()))
+        return save(session, *given, **named)
+
+    monkeypatch.setattr(Session, "save", noted)
+    if ends == "nothing left":
+        monkeypatch.setattr(Session, "step", lambda session: step(session) if session.trainer.steps_done < 4 else None)
+    stop = (lambda report: report.step == 4) if ends == "asked" else None
+    run(make_trainer(), 9, folder, stop=stop, **QUICK | {"sample_every": 3, "checkpoint_every": 4})
+    assert folder.sample_steps() == [1, 3, 4]
+    assert ends != "asked" or saved[0] == (4, [1, 3, 4])

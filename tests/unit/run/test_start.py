@@ -134,9 +134,12 @@ def test_a_run_is_begun_anew_where_that_is_asked_for_and_one_that_is_done_says_s
     assert main(words) == 2 and "--overwrite" in capsys.readouterr().err
     assert main([*words, "--overwrite", "--seed", "3"]) == 0
     assert RunFolder.open("b").config["seed"] == 3 and len(rows("b")) == 2
-    make_bandit(BanditConfig()).train(steps=2, folder="p", progress=None)
+    made = make_bandit(BanditConfig()).train(steps=2, folder="p", progress=None)
+    capsys.readouterr()
     with pytest.warns(UserWarning, match="has done its 2 steps already: nothing was trained"):
-        assert make_bandit(BanditConfig()).train(steps=2, folder="p", progress=None) == []
+        again = make_bandit(BanditConfig()).train(steps=2, folder="p", progress="plain")
+    assert [(report.step, report["reward"]) for report in again] == [(r.step, r["reward"]) for r in made]
+    assert "nothing was learned" not in capsys.readouterr().out  # no step says so
     assert len(make_bandit(BanditConfig(seed=4)).train(steps=2, folder="p", progress=None, overwrite=True)) == 2
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")

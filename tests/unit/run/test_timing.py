@@ -38,6 +38,16 @@ def test_a_room_without_generation_collects():
     assert in_words(time_split(rows)) == "collect 75 %, update 22 %, other 2 %"
 
 
+def test_a_world_model_plays_learns_and_imagines():
+    rows = [{"step": 1, "total": 2.0, "collect": 1.6, "play": 0.2, "world_model": 1.0, "update": 0.4}]
+    assert in_words(time_split(rows)) == "imagine 20 %, play 10 %, world model 50 %, update 20 %"
+
+
+def test_a_warm_start_and_a_teacher_are_named():
+    rows = [{"step": 1, "total": 4.0, "warm_start": 1.0, "collect": 1.0, "teacher": 1.0, "update": 1.0}]
+    assert in_words(time_split(rows)) == "collect 25 %, warm start 25 %, teacher 25 %, update 25 %"
+
+
 def test_less_than_a_hundredth_is_not_named():
     rows = [{"step": 1, "total": 100.0, "collect": 60.0, "generate": 59.0, "rewards_wait": 0.9, "update": 40.0}]
     assert in_words(time_split(rows)) == "rollout 59 %, update 40 %"
