@@ -23,4 +23,4 @@ _HOME = {
     "test": "grpo.control.trainer",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOME)
+__getattr__, __dir__ = lazily(__name__, _HOME, "control")

@@ -32,18 +32,20 @@ ADVANTAGES: dict[str, dict[str, Any]] = {
 ROOM_BASELINES = ("linear", "auto", "fitted", "critic")
 BOOTSTRAPS = ("critic", "fitted")
 """Those that know what comes after a row that was cut off, so that it need not be a whole episode."""
+COMPILED_DRAWS = "a compiled program draws in its own way; leave it out, or set compiled=false"
+"""Why `draws` is idle there."""
 
 
 BLOCKS: Blocks = {
     "env": (
-        "env", "env_kwargs", "max_episode_steps", "vector", "num_envs", "workers", "env_timeout", "action_repeat",
-        "end_on_success",
+        "env", "env_kwargs", "max_episode_steps", "vector", "num_envs", "workers", "double_buffer", "env_timeout",
+        "action_repeat", "end_on_success", "compiled",
     ),
     "policy": ("hidden", "activation", "memory", "action_head", "action_chunk", "log_std", "scale_observations"),
     "rewards": (
         "clip_rewards", "reward_scale", "reward_type", "filter_rewards", "rewards_lower_bound", "rewards_upper_bound",
     ),
-    "group": ("group_by", "logprob_type", "entropy_type"),
+    "group": ("group_by", "draws", "logprob_type", "entropy_type"),
     "advantage": (
         "advantage", "gae_lambda", "baseline_features", "baseline_memory", "credit_until_reward",
         "critic_learning_rate", "critic_passes",
@@ -71,14 +73,17 @@ class ControlConfig(GRPOConfig):
     """Arguments of the environment."""
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Time limit of an episode; None: the environment's own, or 1000 where it has none."""
-    vector: Literal["auto", "classic", "vector", "envpool", "serial", "processes"] = "auto"
-    """How copies are stepped: our own vectorised ones, the environment's vector form, EnvPool, one after the other, or
-    in killable processes. auto: the first that applies; environments of your own run in processes."""
+    vector: Literal["auto", "classic", "vector", "mujoco", "envpool", "serial", "processes"] = "auto"
+    """How copies are stepped: our own vectorised ones, the environment's vector form, MuJoCo's own threads (Hopper,
+    Walker2d, HalfCheetah, Swimmer), EnvPool, one after the other, or in killable processes. auto: ours, its vector
+    form, one after the other; environments of your own run in processes."""
     num_envs: int | None = Field(default=None, ge=1)
     """Copies that play at a time; None: all of the step's episodes, at most 64."""
     workers: Annotated[int, Field(ge=1)] | RayWorkers | None = None
     """Processes, for vector=processes; None: one a core. ray: actors of a Ray cluster, one for each of its processors;
     ray:8: so many."""
+    double_buffer: bool = False
+    """For group_by=steps in processes: one half of the streams steps while the other half's actions are computed."""
     env_timeout: float = Field(default=30.0, gt=0)
     """Seconds a process may take for one step before it is killed and the episode counted as failed."""
     action_repeat: int = Field(default=1, ge=1)
@@ -86,6 +91,10 @@ class ControlConfig(GRPOConfig):
     end_on_success: bool = False
     """An episode ends with its first success (info's is_success or success), also in the middle of a chunk: nothing
     after it is played, rewarded or learned from."""
+    compiled: bool | None = None
+    """Play and learn in one compiled program (JAX): Gymnasium's classic tasks, and environments that are functions.
+    What cannot be compiled says why and is played the ordinary way. None: functions are, Gymnasium's tasks are not,
+    whose numbers stay those of before."""
 
     # --- the policy
     hidden: tuple[int, ...] = (64, 64)
@@ -111,6 +120,9 @@ class ControlConfig(GRPOConfig):
     group_by: Literal["start", "branch", "anchor", "steps", "batch"] = "start"
     """What makes a group: episodes from one initial state · continuations from a visited state · equal observations
     in the batch · a window of steps of one stream · the whole batch, each episode from a start of its own."""
+    draws: Literal["step", "episode"] | None = None
+    """What actions are drawn with: one generator for all episodes of a step, or one for each, so that ranks can divide
+    them. None: episode where several ranks begin the run, else step, whose numbers stay those of before."""
     advantage: (
         Literal["linear", "auto", "fitted", "critic", "step", "batch_step", "leave_one_out", "episode"] | None
     ) = None
@@ -222,6 +234,12 @@ class ControlConfig(GRPOConfig):
             idle["reward_scale"] = f"scale={self.recipe.scale} divides it out; it needs scale=none"
         if "films" in given and self.group_by == "steps":
             idle["films"] = "it needs whole episodes, not group_by=steps"
+        if "draws" in given and self.group_by == "steps":
+            idle["draws"] = "it needs whole episodes, not group_by=steps"
+        elif self.draws is not None and self.compiled:
+            idle["draws"] = COMPILED_DRAWS
+        if self.double_buffer and (self.group_by != "steps" or self.groups_per_step < 2):
+            idle["double_buffer"] = "it needs two halves of streams: group_by=steps and groups_per_step=2 or more"
         home = ("auto",) if isinstance(self.workers, str) else ("auto", "processes")
         if self.workers is not None and self.vector not in home:
             idle["workers"] = f"it needs vector={home[-1]}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from grpo.dialects import SYSTEMS
 from grpo.dialects.spelling import Settings, Spelling, refuse, truth, whole
+from grpo.errors import ConfigError
 
 
 def _lambda(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
@@ -29,6 +30,25 @@ EMBODIED = (
     refuse("use_ordered_reset_state_ids", "starts come from the seed", True, False),
 )
 """Of the `algorithm:` block of its embodied configurations; those with one meaning everywhere are elsewhere."""
+
+
+OF_TRAIN = (
+    *("steps", "env_steps", "stop_at", "evaluate_every", "folder", "trackers", "callbacks", "progress", "overwrite"),
+    *("total_timesteps", "verbose"),
+)
+"""What `train` is asked for, not the trainer's settings."""
+THEIR_POLICIES = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
+"""What Stable-Baselines3 wants named first."""
+
+
+def expect_settings(env: Any, given: Mapping[str, Any]) -> None:
+    """Refuse what belongs elsewhere, and say where; a preset's words are not read here."""
+    if isinstance(env, str) and env in THEIR_POLICIES:
+        raise ConfigError(
+            f"{env}: no policy is named here; GRPOTrainer(env=…) makes a network that fits, actor= another"
+        )
+    for name in [name for name in OF_TRAIN if name in given]:
+        raise ConfigError(f"{name} is for train(): GRPOTrainer(…).train({name}={given[name]!r})")
 
 
 WORDS = {"rlinf": EMBODIED}

@@ -5,11 +5,12 @@ Letters: M actions of a chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 
 from grpo.control.config import ControlConfig
 from grpo.control.groups import EVALUATION, EXPERT, seeds
@@ -25,8 +26,12 @@ from grpo.envs.rules import EpisodeRules
 from grpo.envs.serial import close
 from grpo.envs.spaces import stack
 from grpo.envs.video import can_show, record
+from grpo.protocols import Ranks, Slots, State
 from grpo.seeding import generator
+from grpo.together import attempted
 
+EPISODES = ("return_E", "length_E", "success_E")
+"""Of an evaluation: what there is of each episode."""
 MOST_ENVS = 64
 """Copies that play at a time unless `num_envs` says otherwise."""
 
@@ -37,8 +42,17 @@ class Evaluator:
     def __init__(self, policy: ActorPolicy, scaling: Scaling, copies: EnvCopies, config: ControlConfig) -> None:
         self._policy, self._scaling, self.copies, self._config = policy, scaling, copies, config
 
-    def evaluate(self, episodes: int | None = None, greedy: bool | None = None, seed: int | None = None) -> Evaluation:
-        """So many episodes on independent starts, the same ones every time; None: as the settings say."""
+    def evaluate(
+        self,
+        episodes: int | None = None,
+        greedy: bool | None = None,
+        seed: int | None = None,
+        ranks: Ranks | None = None,
+    ) -> Evaluation:
+        """So many episodes on independent starts, the same ones every time; None: as the settings say.
+
+        ranks: who shares greedy ones; the others are drawn with one generator, so that everybody plays them all.
+        """
         config = self._config
         episodes = config.eval_episodes if episodes is None else episodes
         greedy = config.eval_greedy if greedy is None else greedy
@@ -47,6 +61,8 @@ class Evaluator:
         starts = seeds(chosen, 0, EVALUATION, episodes)
         random = None if greedy else generator(chosen, EVALUATION)
         self._policy.eval()
+        if random is None and ranks is not None and ranks.size > 1:
+            return shared(ranks, starts, lambda own: play(fleet, self._policy, self._scaling, own, None, config.rules))
         return judged(play(fleet, self._policy, self._scaling, starts, random, config.rules))
 
     def record(self, path: Path, fleet: Fleet, episodes: int, seed: int | None = None) -> Path:
@@ -67,6 +83,22 @@ def judged(episodes: Episodes) -> Evaluation:
     ok_N = episodes.ok_N
     found = (episodes.return_N[ok_N], episodes.steps_N[ok_N], episodes.success_N[ok_N])
     return Evaluation(*found, failed=len(episodes.errors), why=next(iter(episodes.errors.values()), ""))
+
+
+def shared(ranks: Ranks, starts: Sequence[int], playing: Callable[[Sequence[int]], Episodes]) -> Evaluation:
+    """What episodes from these starts show, each rank's share played by it."""
+    own = Slots(ranks.rank, ranks.size).of(len(starts))
+
+    def mine() -> State:
+        if not own:
+            return State({"count": 0, "why": ""}, {})
+        found = judged(playing(starts[own.start : own.stop]))
+        return State({"count": found.failed, "why": found.why}, {name: vars(found)[name] for name in EPISODES})
+
+    told = attempted(ranks, "evaluating", mine)
+    joined = {name: np.concatenate([state.arrays[name] for state in told if state.arrays]) for name in EPISODES}
+    why = next((state.values["why"] for state in told if state.values["why"]), "")
+    return Evaluation(**joined, failed=sum(state.values["count"] for state in told), why=why)
 
 
 # --- one episode at a time, to look at ------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from grpo.control.config import ControlConfig
 from grpo.control.play import Episodes, named, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
+from grpo.envs.draws import Random, drawing
 from grpo.envs.episodes import EpisodeRunner, Start
 from grpo.envs.fleet import EnvError, Fleet, Snapshot
 from grpo.seeding import start_seeds
@@ -35,7 +36,7 @@ def seeds(seed: int, step: int, stream: int, count: int) -> list[int]:
 
 
 def starts_of(
-    config: ControlConfig, step: int, fleet: Fleet, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator
+    config: ControlConfig, step: int, fleet: Fleet, policy: ActorPolicy, scaling: Scaling, random: Random
 ) -> tuple[list[Any], Episodes | None]:
     """The starts of a step's groups, one for each group, and the whole episodes that were played to find them."""
     count = config.groups_per_step
@@ -56,7 +57,7 @@ def tries(config: ControlConfig, starts: Sequence[Any]) -> tuple[list[Start], np
 
 
 def branch_points(
-    config: ControlConfig, step: int, fleet: Fleet, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator
+    config: ControlConfig, step: int, fleet: Fleet, policy: ActorPolicy, scaling: Scaling, random: Random
 ) -> tuple[list[Snapshot], Episodes]:
     """A visited state of each of several episodes, every state of an episode equally likely.
 
@@ -66,7 +67,8 @@ def branch_points(
     kept: dict[int, Snapshot] = {}
 
     def visit(runner: EpisodeRunner) -> None:
-        chosen_L = random.random(len(runner.row_L)) * (runner.step_L // config.action_chunk + 1) < 1.0
+        drawn_L = drawing(random, runner.row_L).random(len(runner.row_L))
+        chosen_L = drawn_L * (runner.step_L // config.action_chunk + 1) < 1.0
         if chosen_L.any():
             saved = fleet.snapshot(runner.member_L[chosen_L])
             kept.update(zip(runner.row_L[chosen_L].tolist(), saved, strict=True))

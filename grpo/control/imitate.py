@@ -25,6 +25,7 @@ from grpo.control.config import ControlConfig
 from grpo.control.play import INSIDE, Episodes, named, play
 from grpo.control.policy import Acted, ActorPolicy
 from grpo.control.scaling import Scaling
+from grpo.envs.draws import Random
 from grpo.envs.fleet import EnvError, Fleet, Tree
 from grpo.envs.heads import Head
 from grpo.envs.make import EnvFactory
@@ -62,7 +63,7 @@ class Expert(ActorPolicy):
         super().__init__(nn.Identity(), head)
         self._decide, self._space, self._name = decide, space, name
 
-    def act(self, observation: Tree, random: np.random.Generator | None, memory: Any = None) -> Acted:
+    def act(self, observation: Tree, random: Random | None, memory: Any = None) -> Acted:
         """Ask it once for every member."""
         count = len(next(iter(named("", observation).values())))
         actions = np.stack([self._asked(take(observation, member)) for member in range(count)])

@@ -17,6 +17,7 @@ import numpy as np
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.action_repeat import later
+from grpo.envs.draws import Random, drawing
 from grpo.envs.episodes import EpisodeRunner, Start
 from grpo.envs.fleet import Fleet, Snapshot, Stepped, Tree
 from grpo.envs.rules import EpisodeRules
@@ -85,7 +86,7 @@ def play(
     policy: ActorPolicy,
     scaling: Scaling,
     starts: Sequence[Start],
-    random: np.random.Generator | None,
+    random: Random | None,
     rules: EpisodeRules | None = None,
     *,
     keep_out: bool = False,
@@ -99,7 +100,7 @@ def play(
         if visit is not None:
             visit(runner)
         seen = scaling(runner.observation)
-        acted = policy.act(seen, random, memory)
+        acted = policy.act(seen, None if random is None else drawing(random, runner.row_L), memory)
         actions, size = policy.head.to_env(acted.recorded), policy.columns.size
         at, raw, made_L = np.arange(len(runner.row_L)), runner.observation, np.zeros(len(runner.row_L), np.int64)
         stepped: Stepped | None = None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from grpo.control.chunks import ChunkColumns
 from grpo.control.networks import Network, RecurrentNetwork, tensors
 from grpo.control.numpy_policy import numpy_policy
+from grpo.envs.draws import Random
 from grpo.envs.fleet import Tree
 from grpo.envs.heads import Head
 from grpo.envs.spaces import Layout, each, flatten, leaves, take
@@ -134,7 +135,7 @@ class ActorPolicy:
         """The memories of the members that stay, then of those that begin an episode."""
         return torch.cat([memory[torch.as_tensor(stay_L)], self.begin(fresh)])
 
-    def act(self, observation: Tree, random: np.random.Generator | None, memory: Any = None) -> Acted:
+    def act(self, observation: Tree, random: Random | None, memory: Any = None) -> Acted:
         """Decide for M members; without `random` the most likely action."""
         if self._numpy is not None:
             out_MF = self._numpy(observation if self._layout is None else flatten(observation, self._layout))

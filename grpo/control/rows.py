@@ -33,7 +33,7 @@ class StepRows:
         self._firsts: list[int] = []
         """Number of the first row of each attempt."""
         self._reels: list[Reel | None] = []
-        """Each attempt's episodes, to play them again; None where they are parts of streams."""
+        """Each attempt's episodes, to play them again; None where they are parts of streams, or a program's."""
 
     def add(self, episodes: Episodes, attempt: int, starts: Sequence[Start] | None = None) -> int:
         """Number these; the first one's number. Without `starts` they cannot be played again."""
@@ -45,6 +45,11 @@ class StepRows:
         self._reels.append(None if starts is None else Reel.of(starts, episodes))
         self._count += len(episodes)
         return first
+
+    @property
+    def replayable(self) -> bool:
+        """Whether all of the step's episodes can be played again."""
+        return None not in self._reels
 
     def tapes(self, rows: Rollouts, head: Head, repeat: int) -> list[Tape | None]:
         """What it takes to play these rows again; None for one that failed."""

@@ -5,7 +5,8 @@ Letters: F numbers of the network, E tokens of an action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from grpo.control.evaluate import Evaluator
 from grpo.control.films import film
 from grpo.control.groups import (
     EXPERT,
+    TRAINING,
+    TRUNKS,
     expect_anchors,
     inner_groups,
     seeds,
@@ -27,17 +30,35 @@ from grpo.control.groups import (
     tries,
 )
 from grpo.control.imitate import imitate, shown_by
+from grpo.control.parcels import flat, whole
 from grpo.control.play import Episodes, play
 from grpo.control.policy import ActorPolicy
 from grpo.control.rows import StepRows
 from grpo.control.scaling import Scaling
 from grpo.control.stream import StepWindows
 from grpo.envs.copies import EnvCopies
+from grpo.envs.draws import EpisodeDraws, Random
+from grpo.envs.episodes import Start
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.spaces import take
-from grpo.protocols import Collected, CollectRequest, State, as_part, part
+from grpo.errors import warn
+from grpo.protocols import Alone, Collected, CollectRequest, Part, Ranks, State, as_part, part
 from grpo.rollouts import Rollouts, Status
 from grpo.seeding import generator
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A step's tries before they are played."""
+
+    starts: list[Any]
+    group_N: np.ndarray
+    played: Sequence[Start] = ()
+    """Where each begins; nothing: they are parts of streams."""
+    found: Episodes | None = None
+    """Whole episodes that were played to find the starts."""
+    random: Random | None = None
+    """Where one generator serves all of them."""
 
 
 class ControlSource:
@@ -71,6 +92,10 @@ class ControlSource:
         self.env_steps, self.episodes = 0, 0
         self.cold = config.warm_start is not None
         """Whether there is an expert that has not been imitated yet."""
+        self.ranks: Ranks = Alone()
+        """Who shares the episodes; the trainer says."""
+        self._began: str | None = None
+        """How actions were drawn when the run was saved that this one goes on from."""
         self._metrics: dict[str, float | None] = {}
         self._rows = StepRows()
 
@@ -91,31 +116,72 @@ class ControlSource:
 
     # --- tries ------------------------------------------------------------------------------------------------------
 
+    @property
+    def draws(self) -> str:
+        """What actions are drawn with: as it is set, as the run began, or as it begins now."""
+        return self.config.draws or self._began or ("episode" if self.ranks.size > 1 else "step")
+
     def collect(self, request: CollectRequest) -> Collected:
         """A group of tries from each start."""
-        config = self.config
-        random = generator(config.seed, request.step, request.attempt)
+        if self.windows is None:
+            tried = self._tried(request)
+            return self._told(tried, request, self._play(tried, request, range(len(tried.played))))
         self.policy.eval()
-        if self.windows is not None:
-            episodes, group_N = self.windows.next(self.policy, self.scaling, random)
-            starts: list[Any] = list(range(config.groups_per_step))
-            found, played = None, None
-        else:
-            starts, found = (
-                starts_of(config, request.step, self.fleet, self.policy, self.scaling, random)
-                if request.starts is None
-                else (list(request.starts), None)
-            )
-            played, group_N = tries(config, starts)
-            keep = self._keeps_old or self.policy.columns.width > 1
-            episodes = play(self.fleet, self.policy, self.scaling, played, random, config.rules, keep_out=keep)
+        random = generator(self.config.seed, request.step, request.attempt)
+        episodes, group_N = self.windows.next(self.policy, self.scaling, random)
+        return self._told(Tried(list(range(self.config.groups_per_step)), group_N), request, episodes)
+
+    def collect_part(self, request: CollectRequest) -> Part:
+        """Some of the episodes; all of them, where they cannot be told apart: then every rank plays alike."""
+        if self.windows is not None or self.draws == "step":
+            found = self.collect(request)
+            return Part(None, found.starts, whole=lambda _: found)
+        tried = self._tried(request)
+        own = request.slots.of(len(tried.played))
+        beside = flat(self._play(tried, request, own)) if own else State({}, {})
+        return Part(None, tried.starts, beside, whole=lambda told: self._told(tried, request, whole(told)))
+
+    def _tried(self, request: CollectRequest) -> Tried:
+        """What is to be played."""
+        config, random = self.config, self._random(request, TRUNKS, range(self.config.groups_per_step))
+        self.policy.eval()
+        starts, found = (
+            starts_of(config, request.step, self.fleet, self.policy, self.scaling, random)
+            if request.starts is None
+            else (list(request.starts), None)
+        )
+        played, group_N = tries(config, starts)
+        return Tried(starts, group_N, played, found, random)
+
+    def _random(self, request: CollectRequest, stream: int, places: range) -> Random:
+        """What is drawn with at these places of the step."""
+        key = (self.config.seed, request.step, request.attempt)
+        return EpisodeDraws((*key, stream), places) if self.draws == "episode" else generator(*key)
+
+    def _play(self, tried: Tried, request: CollectRequest, own: range) -> Episodes:
+        """Of what is to be played, the episodes at these places."""
+        random = self._random(request, TRAINING, own) if self.draws == "episode" else tried.random
+        keep = self._keeps_old or self.policy.columns.width > 1
+        starts = tried.played[own.start : own.stop]
+        return play(self.fleet, self.policy, self.scaling, starts, random, self.config.rules, keep_out=keep)
+
+    def _told(self, tried: Tried, request: CollectRequest, episodes: Episodes) -> Collected:
+        """Everybody's episodes: counted, judged, handed over."""
+        found = tried.found
         self.env_steps += episodes.env_steps + (0 if found is None else found.env_steps)
-        first = self._rows.add(episodes, request.attempt, played)
-        rollouts = self._rollouts(episodes, group_N, first)
+        first = self._rows.add(episodes, request.attempt, tried.played if self.windows is None else None)
+        rollouts = self._rollouts(episodes, tried.group_N, first)
         self._measure(episodes if found is None else found, request.attempt)
         if self.scaling.mean:  # else it would copy every picture for nothing
             self.scaling.update(take(episodes.raw, episodes.mask_NT))
-        return Collected(rollouts, starts)
+        return Collected(rollouts, tried.starts)
+
+    def note(self, episodes: Episodes) -> int:
+        """Episodes that a program has played: counted, measured, kept to be shown; the number of the first row."""
+        self.env_steps += episodes.env_steps
+        first = self._rows.add(episodes, 0)
+        self._measure(episodes, 0)
+        return first
 
     @property
     def _keeps_old(self) -> bool:
@@ -192,7 +258,7 @@ class ControlSource:
 
     def evaluate(self, step: int) -> Mapping[str, float | None]:
         """Metrics on starts that training never uses, the same ones every time."""
-        return self.evaluator.evaluate().metrics()
+        return self.evaluator.evaluate(ranks=self.ranks).metrics()
 
     def leave(self, folder: Path) -> Mapping[str, Path]:
         """A video of the policy on one independent start, for the run folder."""
@@ -204,7 +270,7 @@ class ControlSource:
 
     def film(self, rows: Rollouts, stem: Path) -> list[list[dict[str, str]]]:
         """The episodes of these rows once more, as films beside the samples."""
-        if not self.config.films or self.windows is not None:
+        if not self.config.films or not self._rows.replayable:
             return []
         tapes = self._rows.tapes(rows, self.policy.head, self.config.action_repeat)
         return film(self.evaluator.copies.single, self.fleet, tapes, stem)
@@ -214,7 +280,7 @@ class ControlSource:
     def state(self) -> State:
         """Counters, scaling, critic, a module's buffers, streams under way; other episodes begin anew every step."""
         values: dict[str, Any] = {"env_steps": self.env_steps, "episodes": self.episodes, "count": self.scaling.count}
-        values |= {"cold": self.cold, "way": self.policy.way}
+        values |= {"cold": self.cold, "way": self.policy.way, "draws": self.draws}
         parts: dict[str, Mapping[str, Any]] = {"scaling": self.scaling.arrays()}
         parts["buffer"] = {name: x.detach().clone() for name, x in self.policy.network.named_buffers()}
         if self.baseline is not None:
@@ -236,6 +302,17 @@ class ControlSource:
         """Go on from there."""
         self.env_steps, self.episodes = int(state.values["env_steps"]), int(state.values["episodes"])
         self.cold = bool(state.values.get("cold", False))
+        first, self._began = self._began is None, str(state.values.get("draws", "step"))
+        if first and self.draws != self._began and self.ranks.chief and self.windows is None:
+            warn(
+                f"draws={self.draws}: the run was saved with draws={self._began}, so its numbers are others from here "
+                "on; it stays so when it is gone on with again"
+            )
+        elif self.ranks.size > 1 and self.ranks.chief and self.windows is None and self.draws == "step":
+            warn(
+                "the run drew all actions of a step with one generator when it was saved, and goes on so: every rank "
+                "plays all episodes; --draws episode divides them, with other numbers from here on"
+            )
         kept = {name: np.asarray(x) for name, x in state.arrays.items()}
         self.scaling.load(float(state.values["count"]), part(kept, "scaling"))
         buffers = part(kept, "buffer")

@@ -8,7 +8,8 @@ Letters: S streams, M those of a call, F numbers of the network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -18,11 +19,39 @@ import numpy as np
 from grpo.control.config import ControlConfig
 from grpo.control.groups import STREAMS, seeds
 from grpo.control.play import Episodes, Record, named
-from grpo.control.policy import ActorPolicy
+from grpo.control.policy import Acted, ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.episodes import EpisodeStream
-from grpo.envs.fleet import Fleet, Tree
+from grpo.envs.fleet import EnvError, Fleet, Overlapping, Stepped, Tree
 from grpo.envs.spaces import each, joined, put, take
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A step of some streams that is under way."""
+
+    t: int
+    streams: np.ndarray
+    raw: Tree
+    """What they saw."""
+    seen: Tree
+    """The same, scaled."""
+    acted: Acted
+    wait: Callable[[], Stepped]
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What became of the steps of a window."""
+
+    done_TS: np.ndarray
+    over_TS: np.ndarray
+    """done: an episode ended there; over: it terminated."""
+    behind_S: np.ndarray
+    """Steps of each stream's episode before the window."""
+    failed: dict[tuple[int, int], str]
+    lasts: dict[tuple[int, int], Tree]
+    """(step, stream) → what went wrong, what was seen last."""
 
 
 class StepWindows:
@@ -31,6 +60,15 @@ class StepWindows:
     def __init__(self, fleet: Fleet, config: ControlConfig) -> None:
         self.stream = EpisodeStream(fleet, config.groups_per_step, partial(_seed, config.seed))
         self._steps = config.group_size
+        everyone = np.arange(config.groups_per_step)
+        self._parts = np.array_split(everyone, 2) if config.double_buffer else [everyone]
+        """Streams that step together: all, or one half after the other. In this order a draw for each half is the same
+        as one for all."""
+        if config.double_buffer and not isinstance(fleet, Overlapping):
+            raise EnvError(
+                f"{fleet.name}: double_buffer needs environments in processes of this machine; set vector=processes, "
+                "or double_buffer=false (with workers=ray, too)"
+            )
         self._observation: Tree = None
         self._record = Record(config.groups_per_step, self._steps)
         """Of the window; each is written over by the next, and handed over as a copy."""
@@ -40,35 +78,50 @@ class StepWindows:
     def next(self, policy: ActorPolicy, scaling: Scaling, random: np.random.Generator) -> tuple[Episodes, np.ndarray]:
         """The next `group_size` steps of every stream, and the stream of each row."""
         stream, steps, count = self.stream, self._steps, len(self.stream)
-        everyone = np.arange(count)
         if self._observation is None:
-            self._observation = stream.begin(everyone)
-        done_TS, over_TS = np.zeros((steps, count), bool), np.zeros((steps, count), bool)
-        failed: dict[tuple[int, int], str] = {}
-        lasts: dict[tuple[int, int], Tree] = {}
-        behind_S = stream.length_S.copy()
+            self._observation = stream.begin(np.arange(count))
+        window = _Window(np.zeros((steps, count), bool), np.zeros((steps, count), bool), stream.length_S.copy(), {}, {})
         self.returns = []
+        parts = self._parts
+        seen_by = [self._observation] if len(parts) == 1 else [take(self._observation, part) for part in parts]
+        under_way: tuple[int, _Sent] | None = None
         for t in range(steps):
-            seen = scaling(self._observation)
-            acted = policy.act(seen, random)
-            stepped = stream.step(everyone, policy.head.to_env(acted.recorded))
-            moment = {"action": acted.recorded, "logp": acted.logp_M, "out": acted.out_MF, "reward": stepped.reward_M}
-            moment |= named("seen", seen)
-            if seen is not self._observation:
-                moment |= named("raw", self._observation)
-            self._record.write(np.full(count, t), everyone, t, moment)
-            over_TS[t], done_TS[t] = stepped.terminated_M, ~stepped.going_M
-            failed |= {(t, s): message for s, message in stepped.errors.items()}
-            self._observation = stepped.observation
-            if done_TS[t].any():
-                over = np.flatnonzero(done_TS[t])
-                self.returns += [float(stream.return_S[s]) for s in over.tolist() if (t, s) not in failed]
-                lasts |= {(t, s): take(stepped.observation, [s]) for s in over.tolist()}
-                self._observation = take(stepped.observation, everyone)
-                put(self._observation, over, stream.begin(over))
+            for p, part in enumerate(parts):
+                seen = scaling(seen_by[p])
+                acted = policy.act(seen, random)
+                if under_way is not None:  # the other half's, while which this half's actions were found
+                    seen_by[under_way[0]] = self._arrived(under_way[1], window)
+                action = policy.head.to_env(acted.recorded)
+                wait = stream.send(part, action) if len(parts) > 1 else partial(stream.step, part, action)
+                under_way = p, _Sent(t, part, seen_by[p], seen, acted, wait)
+                if len(parts) == 1:
+                    seen_by[p], under_way = self._arrived(under_way[1], window), None
+        if under_way is not None:
+            seen_by[under_way[0]] = self._arrived(under_way[1], window)
+        self._observation = seen_by[0] if len(parts) == 1 else joined(seen_by)
         stream.failures = []  # they are rows now
-        lasts = {(steps - 1, s): take(self._observation, [s]) for s in range(count)} | lasts
-        return _pieces(self._record, done_TS, over_TS, failed, steps, lasts, behind_S)
+        window.lasts.update({(steps - 1, s): take(self._observation, [s]) for s in range(count)} | window.lasts)
+        return _pieces(self._record, window, steps)
+
+    def _arrived(self, sent: _Sent, window: _Window) -> Tree:
+        """Wait for a step, note it, begin episodes where some have ended; what is seen then."""
+        t, part, acted, stepped = sent.t, sent.streams, sent.acted, sent.wait()
+        moment = {"action": acted.recorded, "logp": acted.logp_M, "out": acted.out_MF, "reward": stepped.reward_M}
+        moment |= named("seen", sent.seen)
+        if sent.seen is not sent.raw:
+            moment |= named("raw", sent.raw)
+        self._record.write(np.full(len(part), t), part, t, moment)
+        done_M = ~stepped.going_M
+        window.over_TS[t, part], window.done_TS[t, part] = stepped.terminated_M, done_M
+        window.failed.update({(t, int(part[m])): message for m, message in stepped.errors.items()})
+        if not done_M.any():
+            return stepped.observation
+        at, over = np.flatnonzero(done_M), part[done_M]
+        self.returns += [float(self.stream.return_S[s]) for s in over.tolist() if (t, s) not in window.failed]
+        window.lasts.update({(t, s): take(stepped.observation, [m]) for m, s in zip(at, over.tolist(), strict=True)})
+        observation = take(stepped.observation, np.arange(len(part)))
+        put(observation, at, self.stream.begin(over))
+        return observation
 
     def values(self) -> dict[str, Any]:
         """Numbers to go on from."""
@@ -87,16 +140,9 @@ def _seed(seed: int, stream: int, number: int) -> int:
     return seeds(seed, number, STREAMS + 16 * (stream + 1), 1)[0]
 
 
-def _pieces(
-    record: Record,
-    done_TS: np.ndarray,
-    over_TS: np.ndarray,
-    failed: Mapping[tuple[int, int], str],
-    steps: int,
-    lasts: Mapping[tuple[int, int], Tree],
-    behind_S: np.ndarray,
-) -> tuple[Episodes, np.ndarray]:
+def _pieces(record: Record, window: _Window, steps: int) -> tuple[Episodes, np.ndarray]:
     """The window's episodes as rows of their own, and the stream each belongs to."""
+    done_TS, over_TS, failed, lasts = window.done_TS, window.over_TS, window.failed, window.lasts
     cuts: list[tuple[int, int, int]] = []  # stream, first step, one past the last
     for s in range(done_TS.shape[1]):
         ends = [0, *(np.flatnonzero(done_TS[:, s]) + 1).tolist(), steps]
@@ -128,7 +174,7 @@ def _pieces(
         out_NTF=table("out"),
         reward_NT=table("reward"),
         mask_NT=np.arange(longest)[None] < length_N[:, None],
-        offset_N=np.array([0 if a else behind_S[s] for s, a, _ in cuts]),
+        offset_N=np.array([0 if a else window.behind_S[s] for s, a, _ in cuts]),
         terminated_N=terminated_N,
         truncated_N=~terminated_N,
         success_N=np.full(len(cuts), np.nan),

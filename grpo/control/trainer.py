@@ -10,11 +10,11 @@ The second spelling has the tutorial's meaning, see `grpo.control.tutorial`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import torch
@@ -23,8 +23,11 @@ from torch import nn
 from grpo.config import ConfigError
 from grpo.control import tutorial
 from grpo.control.acting import Players
+from grpo.control.adam import ProgramAdam
 from grpo.control.chunks import ChunkColumns
-from grpo.control.config import ControlConfig
+from grpo.control.compiled.obstacles import obstacle
+from grpo.control.config import COMPILED_DRAWS, ControlConfig
+from grpo.control.dialect import expect_settings
 from grpo.control.evaluate import MOST_ENVS, watch
 from grpo.control.export import export_policy
 from grpo.control.groups import EVALUATION, seeds
@@ -35,10 +38,13 @@ from grpo.control.source import ControlSource
 from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import EnvPlayer, Evaluation
 from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.functions.named import find_task, is_function
+from grpo.envs.functions.task import NotAFunction
 from grpo.envs.heads import make_head
 from grpo.envs.make import EnvFactory, limited, make_fleet
 from grpo.envs.rules import EpisodeRules
 from grpo.envs.video import can_show
+from grpo.errors import warn
 from grpo.models import moved
 from grpo.protocols import State
 from grpo.reference import FrozenReference
@@ -46,6 +52,9 @@ from grpo.report import StepReport
 from grpo.run.config import RunConfig
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.trainer import Hook, Trainer
+
+if TYPE_CHECKING:
+    from grpo.control.compiled.room import CompiledRoom
 
 
 class WarmStart:
@@ -122,8 +131,48 @@ class GRPOTrainer(RunTrainer):
         if self.tutorial:
             self.ep_rewards: list[float] = []
             hooks.append(tutorial.Reported(source, self.ep_rewards))
-        optimizer = _optimizer(optimizer, policy, config)
+        program = is_asked(config, config.env if env is None else env)
+        given_optimizer, optimizer = optimizer, _optimizer(optimizer, policy, config, program)
+        own = {"actor": actor, "optimizer": given_optimizer, "teacher": teacher}
+        self.compiled = compiled_room(source, optimizer, config.env if env is None else env, own)
+        """The step as a program, where that was asked for and can be."""
+        self._was_compiled: bool | None = None
+        """As the checkpoint says that was gone on from."""
         super().__init__(config, policy, reference, optimizer=optimizer, source=source, hooks=hooks, teacher=teacher)
+        if self.compiled is not None and self.ranks.size > 1:
+            warn("not compiled: several ranks share the step; it is played the ordinary way")
+            self.compiled = None
+        if self.compiled is not None and config.draws is not None:  # as functions are by default
+            raise ConfigError(f"draws has no effect here: {COMPILED_DRAWS}", {"draws": COMPILED_DRAWS})
+
+    def step(self, states: Sequence[Any] | None = None) -> StepReport:
+        """Sample a group from each start, compare, learn; starts of the caller's are played the ordinary way."""
+        if self._was_compiled and self.compiled is None:
+            raise ConfigError(
+                "the checkpoint is of a run that was compiled, and here it cannot be: its numbers would be others from "
+                "here on; the warning before says what is in the way, or begin a new run"
+            )
+        if not self._goes_compiled or self.compiled is None or states is not None:
+            return super().step(states)
+        for hook in self.hooks:
+            hook.before(self)
+        report, updates = self.compiled.step(self)
+        self.steps_done += 1
+        for hook in self.hooks:
+            hook.after(self, report)
+        self._raise_if_diverged(updates, report)
+        return report
+
+    @property
+    def evaluation(self) -> Callable[[int], Mapping[str, Any]] | None:
+        """On starts that training never uses."""
+        by_program = self.compiled if self._goes_compiled else None
+        return super().evaluation if by_program is None else by_program.evaluate
+
+    @property
+    def _goes_compiled(self) -> bool:
+        """Whether steps are a program's: a run goes on the way it began."""
+        return self.compiled is not None and self._was_compiled is not False
 
     @property
     def actor(self) -> nn.Module:
@@ -157,7 +206,17 @@ class GRPOTrainer(RunTrainer):
     def load_state(self, state: State) -> None:
         """Go on exactly where `state` was taken; see `grpo.trainer.Trainer.load_state`."""
         self.source.expect_way(state.values["source"])  # before weights are compared, which says less
+        self._was_compiled = bool(state.values["source"].get("compiled", False))
         super().load_state(state)
+        if self.compiled is not None and not self._was_compiled:
+            warn("not compiled: the run was played the ordinary way when it was saved, and goes on so")
+
+    def state(self) -> State:
+        """Everything the next step depends on."""
+        state = super().state()
+        if self._goes_compiled:
+            state.values["source"]["compiled"] = True
+        return state
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -254,6 +313,7 @@ def make_trainer(config: ControlConfig) -> GRPOTrainer:
 
 def _config(env: Any, given: dict[str, Any], of_the_tutorial: bool) -> ControlConfig:
     """Settings as given, the tutorial's in its own dialect and with its own defaults."""
+    expect_settings(env, given)
     if isinstance(env, str):
         given = {"env": env} | given
     elif env is not None:
@@ -285,10 +345,13 @@ def _envs(config: ControlConfig, env: Any) -> tuple[Fleet, EnvCopies]:
     given = config.env if env is None or isinstance(env, str) else env
     size = config.groups_per_step if config.group_by == "steps" else min(config.num_envs or MOST_ENVS, config.episodes)
     horizon = config.max_episode_steps
+    unasked = config.group_by == "start" and "group_by" not in config.model_fields_set
 
     def made(of: Any, count: int) -> Fleet:
         workers, timeout = config.workers, config.env_timeout
-        return make_fleet(of, count, kind=config.vector, horizon=horizon, workers=workers, timeout=timeout)
+        return make_fleet(
+            of, count, kind=config.vector, horizon=horizon, workers=workers, timeout=timeout, alike=unasked
+        )
 
     if not isinstance(given, gym.Env):
         factory = EnvFactory(given, config.env_kwargs, horizon)
@@ -333,15 +396,40 @@ def _policy(config: ControlConfig, fleet: Fleet, actor: nn.Module | None) -> tup
     return ActorPolicy(network, head, columns), Scaling(fleet.observation_space, config.scale_observations)
 
 
+def is_asked(config: ControlConfig, env: Any) -> bool:
+    """Whether steps shall be a program's."""
+    return is_function(env) if config.compiled is None else config.compiled
+
+
+def compiled_room(
+    source: ControlSource, optimizer: torch.optim.Optimizer, env: Any, own: dict[str, Any]
+) -> CompiledRoom | None:
+    """The step as a program, where that is asked for; where it cannot be, a warning says why. own: what was passed."""
+    config = source.config
+    if not is_asked(config, env):
+        return None
+    why = obstacle(config, source.policy, source.fleet.observation_space, own)
+    if why is None:
+        from grpo.control.compiled.room import CompiledRoom
+
+        try:
+            return CompiledRoom(source, find_task(env), optimizer)
+        except NotAFunction as error:
+            why = str(error)
+    warn(f"not compiled: {why}; it is played the ordinary way")
+    return None
+
+
 def _optimizer(
-    given: torch.optim.Optimizer | None, policy: ActorPolicy, config: ControlConfig
+    given: torch.optim.Optimizer | None, policy: ActorPolicy, config: ControlConfig, program: bool
 ) -> torch.optim.Optimizer:
     """Adam, or the user's with the head's own numbers (a Gaussian's deviation) added."""
     if given is None:
         tensors = list(policy.parameters().values())
         # One call for all tensors: for a small network the separate ones cost more than the arithmetic.
         fused = all(p.device.type in ("cpu", "cuda") for p in tensors)
-        return torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
+        kind = ProgramAdam if program else torch.optim.Adam
+        return kind(tensors, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
     known = {id(p) for group in given.param_groups for p in group["params"]}
     missing = [p for p in policy.head.parameters() if id(p) not in known]
     if missing:

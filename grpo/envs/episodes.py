@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from grpo.envs.action_repeat import repeated
-from grpo.envs.fleet import Begun, EnvError, Fleet, Snapshot, Stepped, Tree
+from grpo.envs.fleet import Begun, EnvError, Fleet, Overlapping, Snapshot, Stepped, Tree
 from grpo.envs.rules import EpisodeRules
 from grpo.envs.spaces import joined, put, take, zeros
 
@@ -82,7 +82,15 @@ class EpisodeStream:
 
     def step(self, streams: np.ndarray, action_M: np.ndarray) -> Stepped:
         """One action in the running episode of each of these streams."""
-        stepped = self._fleet.step(streams, action_M)
+        return self._noted(streams, action_M, self._fleet.step(streams, action_M))
+
+    def send(self, streams: np.ndarray, action_M: np.ndarray) -> Callable[[], Stepped]:
+        """The same, begun: what is returned waits for it. Of a fleet that can be left alone meanwhile."""
+        assert isinstance(self._fleet, Overlapping)
+        wait = self._fleet.send(streams, action_M)
+        return lambda: self._noted(streams, action_M, wait())
+
+    def _noted(self, streams: np.ndarray, action_M: np.ndarray, stepped: Stepped) -> Stepped:
         for s, action in zip(streams.tolist(), action_M, strict=True):
             self._actions[s].append(action)
         self.return_S[streams] += stepped.reward_M

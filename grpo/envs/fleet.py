@@ -15,7 +15,7 @@ Letters: M members of a call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -92,3 +92,12 @@ class Fleet(Protocol):
     def snapshot(self, members: Sequence[int] | np.ndarray) -> list[Snapshot]: ...
     def restore(self, members: Sequence[int] | np.ndarray, snapshots: Sequence[Snapshot]) -> Begun: ...
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Overlapping(Protocol):
+    """What a fleet has besides that steps elsewhere: something else can be done meanwhile."""
+
+    def send(self, members: Sequence[int] | np.ndarray, actions: Any) -> Callable[[], Stepped]:
+        """Begin a step; what is returned waits for it. Nothing else can be asked of the fleet before."""
+        ...

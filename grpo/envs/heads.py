@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from grpo.core.arrays import Array, clip, is_torch, namespace
 from grpo.core.kl import exact, exact_entropy
+from grpo.envs.draws import Random
 from grpo.envs.fleet import EnvError
 
 LOG_STD = (-10.0, 10.0)
@@ -58,7 +59,7 @@ class Head(nn.Module):
             tensor = torch.as_tensor(array)
             self.register_buffer(name, tensor.float() if tensor.is_floating_point() else tensor, persistent=False)
 
-    def sample(self, out_MF: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, out_MF: np.ndarray, random: Random) -> tuple[np.ndarray, np.ndarray]:
         """Records of M random decisions and their log-probs, NaN where the network gave NaN. NumPy."""
         raise NotImplementedError
 
@@ -131,7 +132,7 @@ class Choices(Head):
     def _apart(self, x: Tensor) -> Tensor:
         return x if self.shape else x[..., None]
 
-    def sample(self, out_MF: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, out_MF: np.ndarray, random: Random) -> tuple[np.ndarray, np.ndarray]:
         """By inverting the distribution function, with one uniform number a choice."""
         logits = self.logits(out_MF)
         flat = logits.reshape(-1, logits.shape[-1])
@@ -302,7 +303,7 @@ class Gaussian(Real):
     def _record(self, unit_MA: np.ndarray) -> np.ndarray:
         return unit_MA
 
-    def sample(self, out_MF: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, out_MF: np.ndarray, random: Random) -> tuple[np.ndarray, np.ndarray]:
         """Mean plus noise, neither clipped nor squashed."""
         mean_MA, log_std = self._split(out_MF)
         recorded_MA = mean_MA + np.exp(log_std) * random.standard_normal(mean_MA.shape, dtype=np.float32)
@@ -389,7 +390,7 @@ class Beta(Real):
     def _record(self, unit_MA: np.ndarray) -> np.ndarray:
         return np.clip((unit_MA + 1) / 2, _BETA_EDGE, 1 - _BETA_EDGE)
 
-    def sample(self, out_MF: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, out_MF: np.ndarray, random: Random) -> tuple[np.ndarray, np.ndarray]:
         """In (0, 1); NumPy has no log Γ, so torch gives the log-prob."""
         drawn_MA = np.clip(random.beta(*self._split(out_MF)), _BETA_EDGE, 1 - _BETA_EDGE).astype(np.float32)
         return drawn_MA, self.logp(torch.tensor(out_MF), torch.from_numpy(drawn_MA)).numpy()

@@ -19,24 +19,28 @@ import inspect
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
 from grpo.envs.fleet import EnvError, Fleet
+from grpo.envs.functions.task import FOREIGN, takes_state
 from grpo.envs.serial import AssumedLimit, Env, SerialFleet, name_of, time_limit
-from grpo.errors import line, located
+from grpo.errors import line, located, warn
 from grpo.workers import CannotStart
 
-Kind: TypeAlias = Literal["auto", "classic", "vector", "envpool", "serial", "processes", "ray"]
-KINDS: tuple[Kind, ...] = ("auto", "classic", "vector", "envpool", "serial", "processes", "ray")
+if TYPE_CHECKING:
+    from grpo.envs.spread import SpreadFleet
+
+Kind: TypeAlias = Literal["auto", "classic", "vector", "mujoco", "envpool", "serial", "processes", "ray"]
+KINDS: tuple[Kind, ...] = ("auto", "classic", "vector", "mujoco", "envpool", "serial", "processes", "ray")
 
 DEFAULT_HORIZON = 1000
 """Steps after which an episode is cut where nothing else limits it."""
@@ -47,7 +51,7 @@ TRUSTED = ("gymnasium", "minigrid", "ale_py", "gymnasium_robotics")
 PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
     ("ALE/",): ("ale_py", "ale-py"),
-    ("dm_control/",): ("shimmy", "'shimmy[dm-control]' 'mujoco<4'"),
+    ("dm_control/",): ("shimmy", "'anygrpo[dm_control]'"),
     ("AdroitHand", "AntMaze", "PointMaze"): ("gymnasium_robotics", "gymnasium-robotics"),
     # From MuJoCo 3.12 on an assertion of theirs fails, and says nothing: its joint types are no longer numbers.
     ("Fetch", "FrankaKitchen", "Hand"): ("gymnasium_robotics", "gymnasium-robotics 'mujoco<3.12'"),
@@ -96,6 +100,10 @@ class EnvFactory:
         try:
             if isinstance(source, EnvSpec):  # the fleet checks what the passive checker would
                 env: Env = gym.make(source, max_episode_steps=self.horizon, disable_env_checker=True, **options)
+            elif takes_state(source):
+                from grpo.envs.functions.adapter import written_env
+
+                env = written_env(source)
             else:
                 env = source(**options)
         except EnvError:
@@ -123,6 +131,8 @@ class EnvFactory:
         home, colon, name = self.env.rpartition(":")
         if not colon:
             return _registered(self.env)
+        if home in FOREIGN:
+            return partial(_foreign, home, name)
         module = _load_file(home) if home.endswith(".py") else _load_module(home, self.env)
         if name in gym.registry:
             return gym.registry[name]
@@ -142,12 +152,14 @@ def make_fleet(
     horizon: int | None = None,
     workers: int | str | None = None,
     timeout: float = 30.0,
+    alike: bool = False,
 ) -> Fleet:
     """A fleet of `size` members; see `EnvFactory` for what `env` may be, or give an environment itself.
 
     `auto` takes the fastest that serves: our own arrays, then a registered batched form, then this process for
     packages that are known to behave, then processes. `workers` and `timeout` are for processes; `workers="ray"`, or
-    `"ray:8"`, are actors of a Ray cluster (`grpo.cluster`).
+    `"ray:8"`, are actors of a Ray cluster (`grpo.cluster`). `alike`: episodes of one seed will be compared, so dice
+    that they would share are told of.
     """
     if kind not in KINDS:
         raise EnvError(f"kind must be one of {', '.join(KINDS)}; got {kind!r}")
@@ -156,11 +168,11 @@ def make_fleet(
     if workers is not None:
         kind = _with_workers(kind, workers)
     if isinstance(env, gym.Env):
-        return _around(env, size, kind, kwargs, horizon)
+        return _around(env, size, kind, kwargs, horizon, alike)
     factory = env if isinstance(env, EnvFactory) else EnvFactory(env)
     factory = replace(factory, kwargs={**factory.kwargs, **(kwargs or {})}, horizon=horizon or factory.horizon)
     chosen = _choose(factory) if kind == "auto" else kind
-    if chosen in ("classic", "vector", "envpool"):
+    if chosen in ("classic", "vector", "mujoco", "envpool"):
         try:
             return _batched(factory, size, chosen)
         except EnvError:
@@ -171,7 +183,7 @@ def make_fleet(
         from grpo.envs.ray_fleet import RayFleet
 
         far = RayFleet(factory, size, str(workers or "ray"), timeout)
-        _remark(far.remarks)
+        _remark(far, far.remarks, alike)
         return far
     if chosen == "processes":
         assert not isinstance(workers, str)
@@ -182,16 +194,12 @@ def make_fleet(
         except CannotStart as error:
             if kind != "auto":
                 raise EnvError(f"{factory.name} cannot run in other processes: {error}; use kind='serial'") from error
-            warnings.warn(
-                f"{factory.name} cannot run in other processes ({error}): it runs in this one, without a time limit; "
-                "define it at the top of a module to change that",
-                stacklevel=2,
-            )
+            _tell(f"{factory.name} cannot run in other processes and runs in this one, without a time limit: {error}")
         else:
-            _remark(spread.remarks)
+            _remark(spread, spread.remarks, alike)
             return spread
     fleet = SerialFleet(factory, size)
-    _remark(fleet.check())
+    _remark(fleet, fleet.check(), alike)
     return fleet
 
 
@@ -238,6 +246,8 @@ def _choose(factory: EnvFactory) -> Kind:
 def _place(factory: EnvFactory) -> Kind:
     """This process or others, going by who wrote the environment."""
     source = factory.resolve()
+    if takes_state(source) or (isinstance(factory.env, str) and factory.env.rpartition(":")[0] in FOREIGN):
+        return "serial"  # a pure function neither hangs nor dies, and compiles once
     entry = source.entry_point if isinstance(source, EnvSpec) else source
     home = entry if isinstance(entry, str) else getattr(entry, "__module__", None) or ""
     return "serial" if re.split("[.:]", home)[0] in TRUSTED else "processes"
@@ -254,6 +264,10 @@ def _batched(factory: EnvFactory, size: int, kind: Kind) -> Fleet:
             why = "takes no kwargs" if factory.kwargs else f"is for {', '.join(CLASSIC)}"
             raise EnvError(f"{factory.name}: kind='classic' {why}; use kind='serial'")
         return make_classic(factory.env, size, factory.horizon)
+    if kind == "mujoco":
+        from grpo.envs.mujoco_threads import MuJoCoFleet
+
+        return MuJoCoFleet(factory.env, size, factory.kwargs, factory.horizon)
     if kind == "envpool":
         from grpo.envs.envpool import EnvPoolFleet
 
@@ -263,7 +277,9 @@ def _batched(factory: EnvFactory, size: int, kind: Kind) -> Fleet:
     return GymVectorFleet(factory.env, size, factory.kwargs, factory.horizon)
 
 
-def _around(env: Env, size: int, kind: Kind, kwargs: Mapping[str, Any] | None, horizon: int | None) -> Fleet:
+def _around(
+    env: Env, size: int, kind: Kind, kwargs: Mapping[str, Any] | None, horizon: int | None, alike: bool
+) -> Fleet:
     """A fleet whose first member is this very environment; the others are made as it was."""
     name = name_of(env)
     if kind not in ("auto", "serial"):
@@ -277,13 +293,28 @@ def _around(env: Env, size: int, kind: Kind, kwargs: Mapping[str, Any] | None, h
     else:
         first, more = [limited(env, horizon)], EnvFactory(env.spec, horizon=horizon)
         fleet = SerialFleet(lambda: first.pop() if first else more.make(), size)
-    _remark(fleet.check())
+    _remark(fleet, fleet.check(), alike)
     return fleet
 
 
-def _remark(remarks: list[str]) -> None:
+def _tell(what: str) -> None:
+    """Once, although a run makes a fleet to train with, another to evaluate, and again after it was resumed."""
+    if what not in _TOLD:
+        _TOLD.add(what)
+        warn(what)
+
+
+_TOLD: set[str] = set()
+
+
+def _remark(fleet: SerialFleet | SpreadFleet, remarks: list[str], alike: bool) -> None:
     for remark in remarks:
-        warnings.warn(remark, stacklevel=3)
+        warn(remark)
+    if alike and fleet.dice:
+        _tell(
+            f"{fleet.name} draws random numbers during an episode, and tries from one start meet the same ones: "
+            "group_by=batch gives each try a start and luck of its own, group_by=start says that this is meant"
+        )
 
 
 def _accepts(source: Callable[..., Env], name: str) -> bool:
@@ -299,6 +330,14 @@ def _parameters(source: EnvSpec | Callable[..., Env]) -> Mapping[str, inspect.Pa
         return {}
 
 
+def _foreign(library: str, name: str) -> Env:
+    """An environment of a library whose environments are functions."""
+    from grpo.envs.functions.adapter import FunctionEnv
+    from grpo.envs.functions.foreign import foreign_task
+
+    return FunctionEnv(foreign_task(library, name))
+
+
 def _registered(id: str) -> EnvSpec:
     """The registration of an id, after importing the package that makes it."""
     if id not in gym.registry:
@@ -312,8 +351,13 @@ def _registered(id: str) -> EnvSpec:
 def _import_for(id: str) -> None:
     for beginnings, (module, package) in PACKAGES.items():
         if id.startswith(beginnings):
-            if importlib.util.find_spec(module) is None:
-                raise EnvError(f"{id} needs {module.replace('_', '-')}; pip install {package}")
+            for needed in (module, *(("dm_control",) if module == "shimmy" else ())):
+                if importlib.util.find_spec(needed) is None:
+                    raise EnvError(f"{id} needs {needed.replace('_', '-')}; pip install {package}")
+            if module == "shimmy":
+                from grpo.envs.dm_control import fit_to_mujoco
+
+                fit_to_mujoco()
             _load_module(module, id)
             return
     namespace, slash, _ = id.partition("/")

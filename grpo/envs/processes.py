@@ -12,19 +12,22 @@ import faulthandler
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import connection, util
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
+
 from grpo.envs.fleet import Begun, EnvError, Stepped
 from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, when
 from grpo.envs.shared_memory import SharedObservations, share
-from grpo.envs.spread import SpreadFleet, calls, name_of_factory
+from grpo.envs.spread import Parted, SpreadFleet, calls, name_of_factory
 from grpo.errors import line
 from grpo.run import output
+from grpo.run.guard import again, unguarded_script
 from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished, processors
 
 
@@ -40,11 +43,15 @@ class ProcessFleet(SpreadFleet):
         super().__init__(name_of_factory(make), size, count)
         if count < 1 or timeout <= 0:
             raise EnvError(f"{self.name}: size, workers and timeout must be above 0; got {size}, {workers}, {timeout}")
+        if script := unguarded_script():
+            raise CannotStart(again(script))
         try:
             ForkingPickler.dumps(make)
         except Exception as error:  # each kind of object fails to be sent in its own way
-            raise CannotStart(f"{self.name} cannot be sent to another process ({line(error)})") from error
+            raise CannotStart(f"{line(error)}; define it at the top of a module") from error
         self._workers: list[EnvWorker] = []
+        self._busy: dict[Worker, int] = {}
+        """Workers that were told something and have not been heard yet."""
         # Before multiprocessing's own exit handler, which would wait for ever for a worker that ignores SIGTERM.
         self._at_exit = util.Finalize(self, close_all, (self._workers,), exitpriority=100)
         try:
@@ -63,33 +70,56 @@ class ProcessFleet(SpreadFleet):
         """Close every environment and leave no process behind."""
         if self._workers:
             try:
-                self._ask({w: ("close", ()) for w, worker in enumerate(self._workers) if worker.has_begun})
+                idle = [w for w, worker in enumerate(self._workers) if worker.has_begun and worker not in self._busy]
+                self._busy.clear()
+                self._ask(dict.fromkeys(idle, ("close", ())))
             finally:
                 self._at_exit()
                 if self._shared is not None:
                     self._shared.close()
 
+    def send(self, members: Sequence[int] | np.ndarray, actions: Any) -> Callable[[], Stepped]:
+        """Begin a step; what is returned waits for it. Nothing else can be asked of the fleet before."""
+        parted = self._parted_step(members, actions)
+        begun = self._tell(parted.calls)
+        return lambda: self._stepped(parted, self._hear(begun))
+
+    def _parted_step(self, members: Sequence[int] | np.ndarray, actions: Any) -> Parted:
+        self._abandon()  # who was lost must be known before anybody is asked
+        return super()._parted_step(members, actions)
+
     def _ask(self, calls: Mapping[int, tuple[str, Any]]) -> dict[int, Any]:
         """What each worker answers; None from one that was lost over it."""
+        return self._hear(self._tell(calls))
+
+    def _tell(self, calls: Mapping[int, tuple[str, Any]]) -> dict[int, Outcome]:
+        """Begin calls, which are under way from then on; outcomes there are already of workers that did not start."""
         if not self._workers:
             raise EnvError(f"{self.name}: the fleet is closed")
+        self._abandon()  # somebody was interrupted before the answers of the last call were heard
         outcomes: dict[int, Outcome] = {}
-        busy: dict[Worker, int] = {}
         try:
             for w, call in calls.items():
                 begun = self._workers[w].ask((*call, None if self._shared is None else self._shared.name), "")
                 if begun is None:
-                    busy[self._workers[w]] = w
+                    self._busy[self._workers[w]] = w
                 else:
                     outcomes[w] = begun
+        except BaseException:
+            self._abandon()
+            raise
+        return outcomes
+
+    def _hear(self, outcomes: dict[int, Outcome]) -> dict[int, Any]:
+        """The answers to what is under way."""
+        busy = self._busy
+        try:
             while busy:
                 for one in list(busy):  # all are needed, so in turn: watching everybody at once takes longer
                     for worker, outcome in finished([one]):
                         outcomes[busy.pop(worker)] = outcome
         except BaseException:
-            for worker, w in busy.items():  # an answer that is still to come would be taken for that of the next call
-                worker.restart()
-                self._lose(w, "interrupted; started again")
+            self._abandon()
             raise
         for w, outcome in outcomes.items():
             if outcome.error is not None:
@@ -99,6 +129,13 @@ class ProcessFleet(SpreadFleet):
             if problem is not None:
                 raise EnvError(problem)
         return {w: answer for w, (answer, _) in answers.items()}
+
+    def _abandon(self) -> None:
+        """Start those again that are under way: their answers would be taken for those of the next call."""
+        while self._busy:
+            worker, w = self._busy.popitem()
+            worker.restart()
+            self._lose(w, "interrupted; started again")
 
     def _lose(self, w: int, what: str) -> None:
         """Tell all members of a worker why they need a reset."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -25,7 +24,7 @@ from grpo.envs import snapshot
 from grpo.envs.answers import Wrong, flag_of, kind_of, reader, reward_of, success_of
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.spaces import bounds, numeric, put, zeros
-from grpo.errors import located
+from grpo.errors import located, warn
 from grpo.run.limits import at_most
 from grpo.run.signals import from_a_person
 
@@ -81,6 +80,8 @@ class SerialFleet:
         self.horizon = time_limit(first)
         self._branching: str | EnvError | None = None
         self._cut = False
+        self.dice = False
+        """Whether `check` saw a step draw from the environment's generator."""
         if len({id(env.unwrapped) for env in given}) < len(given):
             raise EnvError(f"{self.name}: one environment was given twice; every member needs its own")
 
@@ -155,7 +156,10 @@ class SerialFleet:
             if begun.errors:
                 raise EnvError(begun.errors[0])
             seen.append(begun.observation)
+        before = self._chance()
         stepped = self.step([0], np.array([self.action_space.sample()]))
+        after = self._chance()
+        self.dice = (before is None) != (after is None) or not snapshot.same(before, after)
         if stepped.errors:  # a wrapper that unpacks in vain does not say what
             hint = f"; step() must give {_ANSWER}" if "expected 5, got" in stepped.errors[0] else ""
             raise EnvError(stepped.errors[0] + hint)
@@ -166,6 +170,12 @@ class SerialFleet:
             f"{self.name}: two resets with one seed began differently, so episodes of a group do not share a start; "
             "call super().reset(seed=seed) in the environment's reset and draw from self.np_random only"
         ]
+
+    def _chance(self) -> Any:
+        """Where member 0's generator stands, of any kind; None where it has none."""
+        env = self._members[0].env
+        random = None if env is None else getattr(env.unwrapped, "_np_random", None)
+        return random.bit_generator.state if isinstance(random, np.random.Generator) else None
 
     def close(self) -> None:
         """Close every environment."""
@@ -246,7 +256,7 @@ class SerialFleet:
         self._cut = len(member.actions) >= self.horizon
         if self._cut:
             what = f"an episode did not end by itself and was cut after {self.horizon:,} steps, as all such will be"
-            warnings.warn(f"{self.name}: {what}; max_episode_steps chooses another limit", stacklevel=2)
+            warn(f"{self.name}: {what}; max_episode_steps chooses another limit")
 
     def _enter(self, number: int, step: int) -> None:
         self._members[number].step = step
@@ -401,4 +411,4 @@ def close(*envs: Any) -> None:
                 raise
     if left:
         what = f"{left} of {len(envs)} environments did not close in {CLOSE_TIMEOUT:g} s and are left as they are"
-        warnings.warn(f"{name_of(envs[0])}: {what}", stacklevel=2)
+        warn(f"{name_of(envs[0])}: {what}")

@@ -31,6 +31,19 @@ class About:
     action_space: gym.Space[Any]
     horizon: int | None
     remarks: list[str]
+    dice: bool
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A call, by worker."""
+
+    numbers: list[int]
+    errors: dict[int, str]
+    """Positions that are not asked at all, and why."""
+    at: dict[int, list[int]]
+    """Worker → its positions in the call."""
+    calls: dict[int, tuple[str, Any]]
 
 
 class SpreadFleet(ABC):
@@ -41,6 +54,8 @@ class SpreadFleet(ABC):
     horizon: int | None
     remarks: list[str]
     """What works less well than it could."""
+    dice: bool
+    """Whether a step draws from the environment's generator."""
 
     def __init__(self, name: str, size: int, count: int) -> None:
         self.name, self.size, self._count = name, size, count
@@ -55,7 +70,7 @@ class SpreadFleet(ABC):
 
     def _described(self, about: About) -> None:
         self.observation_space, self.action_space = about.observation_space, about.action_space
-        self.horizon, self.remarks = about.horizon, about.remarks
+        self.horizon, self.remarks, self.dice = about.horizon, about.remarks, about.dice
 
     def reset(self, members: Sequence[int] | np.ndarray, seeds: Sequence[int]) -> Begun:
         """Begin episodes; equal seeds, equal starts. A member that had failed is made anew."""
@@ -67,17 +82,25 @@ class SpreadFleet(ABC):
 
     def step(self, members: Sequence[int] | np.ndarray, actions: Any) -> Stepped:
         """One action for each of these members; the others stand still."""
+        parted = self._parted_step(members, actions)
+        return self._stepped(parted, self._ask(parted.calls))
+
+    def _parted_step(self, members: Sequence[int] | np.ndarray, actions: Any) -> Parted:
         numbers, action_M = numbered(members, self.size, self.name), np.asarray(actions)
         if action_M.shape[:1] != (len(numbers),):
             raise EnvError(
                 f"{self.name}: actions of shape {action_M.shape} for {len(numbers)} members; give one for each"
             )
-        reward_M, success_M = np.zeros(len(numbers)), np.full(len(numbers), np.nan)
-        terminated_M, truncated_M = np.zeros(len(numbers), bool), np.zeros(len(numbers), bool)
         lost = {
             at: f"{self._lost[number]}; reset it first" for at, number in enumerate(numbers) if number in self._lost
         }
-        seen, errors, parts = self._call("step", numbers, action_M, lost)
+        return self._parted("step", numbers, action_M, lost)
+
+    def _stepped(self, parted: Parted, answers: Mapping[int, Any]) -> Stepped:
+        count = len(parted.numbers)
+        reward_M, success_M = np.zeros(count), np.full(count, np.nan)
+        terminated_M, truncated_M = np.zeros(count, bool), np.zeros(count, bool)
+        seen, errors, parts = self._joined(parted, answers)
         for at, part in parts:
             reward_M[at], terminated_M[at], truncated_M[at] = part.reward_M, part.terminated_M, part.truncated_M
             if part.success_M is not None:
@@ -112,17 +135,22 @@ class SpreadFleet(ABC):
             raise EnvError(f"{self.name}: {len(starts)} starts for {len(numbers)} members; give one for each")
         for number in numbers:
             self._lost.pop(number, None)
-        seen, errors, _ = self._call(how, numbers, starts, {})
+        parted = self._parted(how, numbers, starts, {})
+        seen, errors, _ = self._joined(parted, self._ask(parted.calls))
         return Begun(seen, errors)
 
-    def _call(
-        self, how: str, numbers: list[int], given: Any, errors: dict[int, str]
-    ) -> tuple[Tree, dict[int, str], list[tuple[list[int], Any]]]:
-        """Those without an error yet do something: what is seen, all errors, and each worker's part of the answer."""
-        seen, parts = None if self._shared else zeros(self.observation_space, len(numbers)), []
+    def _parted(self, how: str, numbers: list[int], given: Any, errors: dict[int, str]) -> Parted:
         at = self._positions(numbers, without=errors)
         calls = {w: (how, ([numbers[i] for i in at[w]], picked(given, at[w]))) for w in at}
-        for w, part in self._ask(calls).items():
+        return Parted(numbers, errors, at, calls)
+
+    def _joined(
+        self, parted: Parted, answers: Mapping[int, Any]
+    ) -> tuple[Tree, dict[int, str], list[tuple[list[int], Any]]]:
+        """What is seen, all errors, and each worker's part of the answer."""
+        numbers, errors, at = parted.numbers, dict(parted.errors), parted.at
+        seen, parts = None if self._shared else zeros(self.observation_space, len(numbers)), []
+        for w, part in answers.items():
             if part is None:
                 errors |= {i: self._lost[numbers[i]] for i in at[w]}
                 continue
@@ -170,4 +198,4 @@ def calls(fleet: SerialFleet) -> Mapping[str, Callable[..., Any]]:
 
 def _about(fleet: SerialFleet) -> About:
     remarks = fleet.check()
-    return About(fleet.observation_space, fleet.action_space, fleet.horizon, remarks)
+    return About(fleet.observation_space, fleet.action_space, fleet.horizon, remarks, fleet.dice)

@@ -7,7 +7,7 @@ from gymnasium import spaces as gs
 
 from grpo.app.builders import configs
 from grpo.app.look import FRESH
-from grpo.app.settings import preset_layer, resolve
+from grpo.app.settings import flag_layer, preset_layer, resolve
 from grpo.control import GRPOTrainer
 
 QUICK = {"vector": "serial", "num_iterations": 10, "learning_rate": 1e-2, "hidden": (32,)}
@@ -47,6 +47,7 @@ def test_pendulum_is_swung_up():
     assert made.evaluate(20, seed=FRESH).return_E.mean() > -500
 
 
+@pytest.mark.slow
 def test_a_critic_learns_cartpole():
     settings = {"advantage": "critic", "gamma": 0.98, "critic_passes": 5, "decisions_per_minibatch": 1024}
     reports = GRPOTrainer(env="CartPole-v1", num_iterations=8, **settings).train(steps=15, progress=None)
@@ -56,26 +57,16 @@ def test_a_critic_learns_cartpole():
 # --- remembering ----------------------------------------------------------------------------------------------------
 
 
-class Cue(gym.Env):
-    """A cue at the beginning, nothing but the time after it; what is done at the fourth step should be the cue."""
-
-    observation_space, action_space = gs.Box(-1, 1, (2,), np.float32), gs.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t, self.cue = 0, int(self.np_random.integers(2))
-        return np.array([2 * self.cue - 1, 0], np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        over = self.t == 4
-        return np.array([0, self.t / 4], np.float32), float(over and action == self.cue), over, False, {}
-
-
-def test_a_cue_is_remembered_and_only_by_a_memory():
-    settings = {"hidden": (16,), "group_size": 4, "groups_per_step": 8, "steps": 14, "episodes": 100}
-    assert learned(Cue, memory=16, **settings)[1] > 0.95
-    assert 0.3 < learned(Cue, memory=0, **settings)[1] < 0.7
+def test_a_sign_is_remembered_and_only_by_a_memory():
+    """The preset on a shorter corridor, with its GRU and without: all or half of the turns are right."""
+    found = {}
+    for memory in (32, 0):
+        shorter = flag_layer([("env_kwargs", {"length": 4}), ("memory", memory)])
+        made = GRPOTrainer(config=resolve([preset_layer("tmaze"), shorter], configs()).config)
+        made.train(steps=15, progress=None)
+        found[memory] = made.evaluate(100).metrics()["success"]
+        made.source.close()
+    assert found[32] > 0.95 and 0.3 < found[0] < 0.7
 
 
 # --- acting and seeing ----------------------------------------------------------------------------------------------

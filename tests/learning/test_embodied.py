@@ -116,6 +116,7 @@ def test_the_stochastic_sampler_has_the_marginals_of_the_flow(noise):
     assert end.mean().item() == pytest.approx(mean, abs=0.02) and end.std().item() == pytest.approx(deviation, abs=0.02)
 
 
+@pytest.mark.slow
 def test_a_flow_learns_what_it_could_hardly_imitate():
     _, (untrained, imitating, learned) = flow.trained(seed=0, steps=25)
     assert untrained[0] < 0.05 and imitating[0] < 0.4 and learned[0] > imitating[0] + 0.2

@@ -49,6 +49,7 @@ def test_settings_come_back_from_what_a_run_folder_keeps():
         ({"advantage": "step", "credit": "trajectory"}, "advantage=step already says credit"),
         ({"advantage": "stepp"}, "advantage: input should be"),
         ({"group_by": "group"}, "group_by: input should be"),
+        ({"draws": "episode", "compiled": True}, "draws has no effect here: a compiled program .* compiled=false"),
         ({"critic_passes": 3}, "critic_passes has no effect here: it needs advantage=critic"),
         ({"baseline_features": 3}, "baseline_features has no effect here: it needs advantage=fitted"),
         ({"advantage": "critic", "baseline_memory": 0.5}, "baseline_memory has no effect here"),

@@ -190,6 +190,7 @@ def test_a_background_says_nothing_and_features_do_not_fade():
         torch.testing.assert_close(network.sight(ball), before, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_catch_is_learned_in_windows_that_end_in_the_middle_of_a_game():
     windows = {"group_by": "steps", "group_size": 64, "groups_per_step": 8, "hidden": (64,), "gamma": 0.99}
     value = {"advantage": "fitted", "credit_until_reward": True, "baseline_features": 0}
@@ -200,6 +201,7 @@ def test_catch_is_learned_in_windows_that_end_in_the_middle_of_a_game():
     assert made.evaluate(8).return_E.mean() > 0, "chance is at −15"
 
 
+@pytest.mark.slow
 def test_pong_learns_from_its_first_points():
     """The preset, cut short: one step of it, its evaluation and its branches."""
     pytest.importorskip("ale_py", reason="Atari games are an extra: pip install 'anygrpo[atari]'")

@@ -1,5 +1,7 @@
 """From episodes to rollouts: what the algorithm is told, what a person is told, what a checkpoint keeps."""
 
+import warnings
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -300,3 +302,15 @@ def test_states_are_copies():
     collect(made, 1)
     for name, array in before.items():
         assert torch.equal(torch.as_tensor(state.arrays[name]), array), name
+
+
+def test_other_draws_than_the_run_began_with_are_told_once():
+    """The end of a run looks at its best checkpoint, which may be older than the change."""
+    saved = GRPOTrainer(env=Task).source.state()
+    source = GRPOTrainer(env=Task, draws="episode").source
+    with pytest.warns(UserWarning, match="saved with draws=step, so its numbers are others"):
+        source.load_state(saved)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source.load_state(saved)
+    assert source.draws == "episode"

@@ -242,3 +242,80 @@ def test_scaling_is_fed_what_the_environment_gave():
         both.append(np.sqrt(made.source.scaling.square[""]))
     np.testing.assert_allclose(both[0], both[1], rtol=0.6)  # the speed's deviation is about 4, not 1
     assert both[0][2] > 2
+
+
+# --- two halves in turn ---------------------------------------------------------------------------------------------
+
+
+class Away(Relay):
+    """A relay that steps while nobody looks: a step is made when it is waited for, and only one is under way."""
+
+    def __init__(self, fails=()) -> None:
+        super().__init__(fails)
+        self.under_way = 0
+        self.order: list[tuple[str, list[int]]] = []
+
+    def send(self, members, actions):
+        assert self.under_way == 0
+        self.under_way += 1
+        self.order.append(("sent", list(members)))
+
+        def wait():
+            self.under_way -= 1
+            self.order.append(("heard", list(members)))
+            return self.step(members, actions)
+
+        return wait
+
+    def reset(self, members, seeds):
+        assert self.under_way == 0
+        return super().reset(members, seeds)
+
+
+@pytest.mark.parametrize("fails", [{}, {0: (1, 2)}, {1: (2, 1), 0: (1, 4)}, {1: (2, 0)}], ids=str)
+def test_windows_of_two_halves_are_those_of_all_streams_together(fails):
+    (whole, plain), (halves, window) = make(Relay(fails)), make(Away(fails), double_buffer=True)
+    for _ in range(4):
+        (one, group_N), (other, found_N) = plain(), window()
+        assert group_N.tolist() == found_N.tolist()
+        for name, x in vars(one).items():
+            if name in ("out_NTF", "logp_NT"):  # products of one row and of two are rounded differently
+                np.testing.assert_allclose(getattr(other, name), x, atol=1e-6)
+            else:
+                np.testing.assert_equal(getattr(other, name), x, name)
+    assert halves.values() == whole.values()
+
+
+def test_a_half_is_heard_only_after_the_other_half_has_decided(monkeypatch):
+    fleet = Away()
+
+    def noted(policy, seen, random):
+        fleet.order.append(("decided", seen[:, 0].astype(int).tolist()))
+        return act(policy, seen, random)
+
+    act = ActorPolicy.act
+    monkeypatch.setattr(ActorPolicy, "act", noted)
+    _, window = make(fleet, window=2, double_buffer=True)
+    window()
+    first, second = [("decided", [0]), ("heard", [1]), ("sent", [0])], [("decided", [1]), ("heard", [0]), ("sent", [1])]
+    expected = [*first, *second] * 2 + [("heard", [1])]
+    del expected[1]  # nobody is under way yet
+    assert fleet.order == expected
+
+
+def test_halves_need_a_fleet_that_can_be_left_alone():
+    with pytest.raises(EnvError, match=r"double_buffer.*vector=processes"):
+        make(Relay(), double_buffer=True)
+
+
+def test_a_run_in_processes_learns_the_same_in_two_halves():
+    settings = {"env": "Pendulum-v1", "vector": "processes", "workers": 2, "group_by": "steps", "advantage": "fitted"}
+    settings |= {"group_size": 16, "groups_per_step": 5, "gamma": 0.9, "num_iterations": 2, "max_episode_steps": 10}
+    found = []
+    for double in (False, True):
+        made = GRPOTrainer(**settings, double_buffer=double)
+        reports = made.train(steps=2, progress=None)
+        found.append([reports[-1]["return"], reports[-1]["loss"]])
+        found[-1] += [p.detach().numpy().sum() for p in made.policy.parameters().values()]
+        made.source.close()
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-5)
