@@ -22,4 +22,4 @@ _HOME = {
     "make_trainer": "grpo.worldmodel.trainer",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOME)
+__getattr__, __dir__ = lazily(__name__, _HOME, "worldmodel")

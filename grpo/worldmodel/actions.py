@@ -46,8 +46,8 @@ class Actions:
     def noise(self, lead: tuple[int, ...], random: torch.Generator, like: Tensor) -> Tensor:
         """All that is random about so many decisions, on the device of `like`."""
         if not isinstance(self.head, Choices):
-            return torch.randn(*lead, *self._shape, generator=random).to(like)
-        uniform = torch.rand(*lead, *self._shape, generator=random).clamp(min=TINY)
+            return torch.randn(*lead, *self._shape, generator=random, device=random.device).to(like)
+        uniform = torch.rand(*lead, *self._shape, generator=random, device=random.device).clamp(min=TINY)
         return -torch.log((-torch.log(uniform)).clamp(min=TINY)).to(like)  # Gumbel: its argmax is a categorical draw
 
     def draw(self, out_NF: Tensor, noise: Tensor) -> Tensor:

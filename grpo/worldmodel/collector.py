@@ -7,7 +7,7 @@ With `acting=beside` the round was played while the last one was learned from, a
 
 from __future__ import annotations
 
-import warnings
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from grpo.config import ConfigError
 from grpo.envs.fleet import Fleet
-from grpo.errors import SamplesFailed, line
+from grpo.errors import SamplesFailed, line, warn
 from grpo.protocols import State, as_part, part
 from grpo.run.files import UNFIT, FolderError
 from grpo.seeding import derive, generator
@@ -27,6 +28,7 @@ from grpo.worldmodel.model.learner import Learner
 from grpo.worldmodel.policy import ActorPolicy
 from grpo.worldmodel.replay.buffer import Replay, Sample, TrainRatio
 from grpo.worldmodel.replay.chunks import REMEDY
+from grpo.worldmodel.replay.ownership import Kept, claimed, sign
 from grpo.worldmodel.views import View
 
 
@@ -62,6 +64,9 @@ class Collector:
         self._replay: Replay | None = None
         self._saved: State | None = None
         """What was loaded and has not been needed yet."""
+        self._named: Path | None = None
+        """The folder of its files that the settings name, and the id that says whose it is."""
+        self._owner: str | None = None
         self._counted = 0
         """Environment steps that were reported."""
         self._ahead: int | None = None
@@ -133,10 +138,11 @@ class Collector:
             self._replay = Replay(
                 config.replay_capacity,
                 config.batch_length,
-                None if self.folder is None else self.folder / "replay",
+                self._place(),
                 lanes=config.envs,
                 seed=config.seed,
                 latent=(size.deter, size.stoch, size.classes),
+                latent_dtype=config.replay_latents,
                 memory=config.replay_memory,
             )
             saved, self._saved = self._saved, None
@@ -147,6 +153,30 @@ class Collector:
                 except UNFIT as error:
                     raise FolderError(f"the checkpoint's replay is damaged ({line(error)}); {REMEDY}") from error
         return self._lanes, self._replay
+
+    def _place(self) -> Path | None:
+        """Where the replay's files go."""
+        named = self._config.replay_folder
+        if named is None:
+            return None if self.folder is None else self.folder / "replay"
+        if self.folder is None:
+            raise ConfigError(
+                f"replay_folder={named} keeps the files of a run, and this one has no folder; give it one"
+            )
+        kept = None if self._saved is None else self._saved.values["replay"]
+        place = Path(named).expanduser().absolute()
+        self._owner = claimed(place, self.folder, None if kept is None else Kept.of(kept))
+        self._named = place
+        return place
+
+    def _signed(self) -> dict[str, Any]:
+        """What a state says of a folder that was named, and the folder of the state."""
+        if self._named is None or self.folder is None:
+            return {}
+        if self._owner is None:
+            self._owner = uuid.uuid4().hex
+            sign(self._named, self.folder, self._owner)
+        return {"owner": self._owner, "folder": str(self._named)}
 
     @property
     def replay(self) -> Replay:
@@ -179,7 +209,7 @@ class Collector:
             return State(values | {"lanes": None, "replay": None}, {})
         replay = self._replay.state()
         values["lanes"], lanes = before or (self._lanes.values(), self._lanes.arrays())
-        values["replay"] = dict(replay.values)
+        values["replay"] = dict(replay.values) | self._signed()
         arrays = as_part("lanes", lanes) | as_part("replay", replay.arrays)
         return State(values, {name: _kept(x) for name, x in arrays.items()})
 
@@ -207,7 +237,7 @@ def _expect_sound(lanes: Lanes, step: int) -> None:
     if failures and step == 0:
         raise SamplesFailed(f"on the first step the environment failed: {failures[0]}")
     for message in dict.fromkeys(failures):
-        warnings.warn(f"an episode was given up: {message}", stacklevel=6)
+        warn(f"an episode was given up: {message}")
 
 
 def _kept(x: Any) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, field_validator
 
 from grpo.blocks import Blocks, extended
 from grpo.config import ConfigError, GRPOConfig, NamedCode, RayWorkers
@@ -35,9 +36,12 @@ BLOCKS: Blocks = {
     "model": (
         "size", "model_learning_rate", "model_warmup", "batch_size", "batch_length", "train_ratio", "pretrain",
     ),
-    "replay": ("prefill", "steps_per_collect", "acting", "replay_capacity", "replay_memory"),
+    "replay": (
+        "prefill", "steps_per_collect", "acting", "replay_capacity", "replay_memory", "replay_folder",
+        "replay_latents",
+    ),
     "imagination": (
-        "horizon", "reward", "actor", "return_scale", "critic_learning_rate", "gae_lambda", "slow_rate",
+        "horizon", "reward", "actor", "tail", "return_scale", "critic_learning_rate", "gae_lambda", "slow_rate",
     ),
     "policy": ("actor_layers", "action_head", "log_std"),
     "adapters": ("init_from", "adapter_rank", "adapt"),
@@ -111,6 +115,10 @@ class WorldModelConfig(GRPOConfig):
     """Steps that are remembered."""
     replay_memory: int | None = Field(default=None, ge=1)
     """Those of them that are kept in memory where the run has a folder for the rest; None: all."""
+    replay_folder: str | None = None
+    """Where the files of the replay lie, on a larger disk say; one for each run. None: replay/ in the run's folder."""
+    replay_latents: Literal["float32", "float16"] = "float32"
+    """How exactly the latents beside remembered steps are kept; float16 takes half of their room."""
 
     # --- imagination
     horizon: int = Field(default=32, ge=1)
@@ -121,15 +129,18 @@ class WorldModelConfig(GRPOConfig):
     actor: Literal["group", "bootstrap", "critic"] = "group"
     """What a future is judged by: the others of its group · the same, with a learned value of where each ends · a
     learned critic, as DreamerV3 does."""
+    tail: Literal["none", "fitted", "critic"] | None = None
+    """What a future is worth beyond its last step: nothing · a value of the latent it ends in, solved in closed form
+    from imagined futures, without a network · a learned critic. None: none for actor=group, critic for bootstrap."""
     return_scale: Literal["percentile", "none"] = "percentile"
     """Divide imagined returns by the range between their 5th and 95th percentile, if that is above 1; used where the
     recipe does not scale by itself (scale=none)."""
     critic_learning_rate: float = Field(default=1e-3, gt=0)
-    """For actor=critic and bootstrap."""
+    """For actor=critic and tail=critic."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """For actor=critic: how far imagined rewards reach before the critic is believed."""
+    """For actor=critic and tail=fitted: how far imagined rewards reach before the value is believed."""
     slow_rate: float = Field(default=0.02, gt=0, le=1)
-    """For actor=critic and bootstrap: share of the critic that its slow copy takes over at each update."""
+    """For actor=critic and tail=critic: share of the critic that its slow copy takes over at each update."""
 
     # --- the actor
     actor_layers: int = Field(default=3, ge=1)
@@ -180,11 +191,17 @@ class WorldModelConfig(GRPOConfig):
     seconds at first, on the CPU also a C++ compiler. None: on a CUDA device, without adapters."""
     precision: Literal["float32", "tf32", "bfloat16"] = "tf32"
     """On a CUDA device: how exact products of float32 are there, in the whole process. bfloat16: the world model's
-    encoder, decoder and heads learn in it; all else is as with tf32."""
+    encoder, decoder and heads learn in it, and it imagines in it; all else is as with tf32."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         _check(self)
+
+    @field_validator("replay_folder")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        """Who goes on from another working directory means the same folder."""
+        return None if value is None else str(Path(value).expanduser().absolute())
 
     def title(self, given: Collection[str], preset: str) -> str:
         """After its environment, if that is not the preset's."""
@@ -196,9 +213,23 @@ class WorldModelConfig(GRPOConfig):
         return float(self.changed.get("gamma", GAMMA))
 
     @property
+    def beyond(self) -> str:
+        """What a group's futures are worth beyond their last step."""
+        return self.tail or ("critic" if self.actor == "bootstrap" else "none")
+
+    @property
     def valued(self) -> bool:
         """Whether a critic is learned."""
-        return self.actor != "group"
+        return self.actor == "critic" or self.beyond == "critic"
+
+    def expect_ranks(self, ranks: int) -> None:
+        """Files that one rank alone has are missing on the others: several remember in memory and checkpoints."""
+        for name in ("replay_folder", "replay_memory") if ranks > 1 else ():
+            if (value := dict(self)[name]) is not None:
+                raise ConfigError(
+                    f"{name}={value} is for one process: {ranks} ranks remember in memory, and keep no files of it; "
+                    "leave it out, and lower replay_capacity if memory is too small"
+                )
 
     def named_code(self) -> Iterator[NamedCode]:
         """The environment, those it may be told to make, and what judges."""
@@ -228,8 +259,8 @@ class WorldModelConfig(GRPOConfig):
         def unless(used: bool, needs: str, *names: str) -> None:
             idle.update({name: f"it needs {needs}" for name in names if name in given and not used})
 
-        unless(self.valued, "actor=critic or bootstrap", "critic_learning_rate", "slow_rate")
-        unless(self.actor == "critic", "actor=critic", "gae_lambda")
+        unless(self.valued, "actor=critic or tail=critic", "critic_learning_rate", "slow_rate")
+        unless(self.actor == "critic" or self.beyond == "fitted", "actor=critic or tail=fitted", "gae_lambda")
         unless(self.recipe.scale == "none", "scale=none", "return_scale")
         unless(bool(self.adapter_rank), "adapter_rank", "adapt")
         unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_warmup")
@@ -251,6 +282,12 @@ def _check(config: WorldModelConfig) -> None:
         raise ConfigError("baseline=given needs actor=critic")
     if config.actor == "critic" and (recipe.baseline != "given" or recipe.credit != "reward_to_go"):
         raise ConfigError("actor=critic brings its own baseline; leave baseline and credit out, or use actor=bootstrap")
+    if config.actor == "critic" and config.tail is not None:
+        raise ConfigError("actor=critic sees past the horizon by itself; leave tail out, or use actor=group")
+    if config.actor == "bootstrap" and config.tail == "none":
+        raise ConfigError(
+            "actor=bootstrap without a tail is actor=group with scale=none; write that, or leave tail out"
+        )
     if recipe.credit == "per_reward":
         raise ConfigError("credit=per_reward needs several rewards, and a world model predicts one; leave it out")
     exact = bool(recipe.beta) and recipe.kl_estimator == "exact"

@@ -57,6 +57,9 @@ DREAMER = (
     Spelling("replay_size", "replay_capacity", "5e6; ours 200,000 steps"),
     Spelling("reward_fn", "reward", "rewards are in the batch there; here a function may give them"),
     Spelling("actent", "entropy_coef", "3e-4"),
+    Spelling(
+        "pictures", "pixels", "a task's name says it there (dmc_vision); here any environment may be seen as drawn"
+    ),
 )
 """Of its command line and its configurations."""
 

@@ -2,8 +2,9 @@
 
     P latents ─► × G ─► actor ─► action ─► prior ─► next latents … H times ─► rewards and ends, for all steps at once
 
-Everything random is drawn before the loop from one generator, so the same futures can be had again. An imagined future
-does not stop where its episode would: it goes on and counts less, by the probability that it got there (`weight_NH`).
+Everything random is drawn before the loop from one generator, on a GPU from one there that it seeds, so the same
+futures can be had again. An imagined future does not stop where its episode would: it goes on and counts less, by the
+probability that it got there (`weight_NH`).
 
 Letters: H steps of a future, S discrete latents, F numbers that the actor gives for a decision.
 """
@@ -19,7 +20,10 @@ import torch
 from torch import Tensor
 
 from grpo.graphs import GraphedCallable, Tensors
+from grpo.protocols import Alone, Ranks, Slots, State
+from grpo.together import attempted
 from grpo.worldmodel.model.compiled import Compiled
+from grpo.worldmodel.model.distributions import there, uniform
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
@@ -56,10 +60,17 @@ class Imagined:
 
 
 class Imagination:
-    """Futures of one actor in one world model. `compiled`: a step goes through torch.compile."""
+    """Futures of one actor in one world model. `compiled`: a step goes through torch.compile.
 
-    def __init__(self, model: WorldModel, policy: ActorPolicy, compiled: bool = False, graphs: bool = True) -> None:
-        self._model, self._policy = model, policy
+    `coarse`: on CUDA devices the world model multiplies in bfloat16; its memory and the actor stay as they are.
+    """
+
+    def __init__(
+        self, model: WorldModel, policy: ActorPolicy, compiled: bool = False, graphs: bool = True, coarse: bool = False
+    ) -> None:
+        self._model, self._policy, self._coarse = model, policy, coarse
+        self.ranks: Ranks = Alone()
+        """Who shares the futures."""
         self._step = Compiled(self._next) if compiled else self._next
         uses = (model, policy.module)
         self._futures = GraphedCallable(self._rolled_out, lambda: chain(*(x.parameters() for x in uses)), graphs)
@@ -69,11 +80,39 @@ class Imagination:
         """`group` futures from each of the P states in `start`, those of one state after each other."""
         state = start.each(lambda x: x.repeat_interleave(group, 0))
         count, stoch = state.stoch.shape[:2]
-        uniform_HNS = torch.rand(horizon, count, stoch, generator=random).to(state.deter)
-        noise_HN = self._policy.actions.noise((horizon, count), random, state.deter)
-        found = self._futures({"deter": state.deter, "stoch": state.stoch, "uniform": uniform_HNS, "noise": noise_HN})
+        drawn = there(random, state.deter.device)
+        uniform_HNS = uniform((horizon, count, stoch), drawn, state.deter)
+        noise_HN = self._policy.actions.noise((horizon, count), drawn, state.deter)
+        given = {"deter": state.deter, "stoch": state.stoch, "uniform": uniform_HNS, "noise": noise_HN}
+        found = self._shared(given, group) if self.divided(state.deter.device) else self._futures(given)
         latent = Latent(found.pop("deter"), found.pop("stoch"))
         return Imagined(latent=latent, group=group, **found)
+
+    def divided(self, device: torch.device) -> bool:
+        """Whether ranks divide the futures: a GPU has all of them sooner than the others' through the CPU."""
+        return self.ranks.size > 1 and device.type == "cpu"
+
+    def _shared(self, given: Tensors, group: int) -> Tensors:
+        """Everybody's futures, those of each rank's states rolled out by it: what was drawn for them, all have drawn.
+
+        Latents travel as the numbers of their classes, and without the first, which all know.
+        """
+        own = Slots(self.ranks.rank, self.ranks.size).of(len(given["deter"]) // group)
+        rows, classes = slice(own.start * group, own.stop * group), given["stoch"].shape[-1]
+
+        def mine() -> State:
+            if not own:
+                return State({}, {})
+            drawn = {name: given[name][:, rows] for name in ("uniform", "noise")}
+            found = self._futures({"deter": given["deter"][rows], "stoch": given["stoch"][rows], **drawn})
+            number = found.pop("stoch")[:, 1:].argmax(-1).to(torch.uint8 if classes <= 256 else torch.int64)
+            return State({}, {**found, "deter": found["deter"][:, 1:], "stoch": number})
+
+        told = [state.arrays for state in attempted(self.ranks, "imagining", mine) if state.arrays]
+        found = {name: torch.cat([torch.as_tensor(arrays[name]) for arrays in told]) for name in told[0]}
+        found["stoch"] = torch.nn.functional.one_hot(found["stoch"].long(), classes).to(given["stoch"].dtype)
+        first = {name: given[name][:, None] for name in ("deter", "stoch")}
+        return found | {name: torch.cat([x, found[name]], 1) for name, x in first.items()}
 
     def _rolled_out(self, given: Tensors) -> Tensors:
         """All steps, then what is asked of them at once."""
@@ -102,7 +141,8 @@ class Imagination:
         latent, actions = Latent(deter, stoch), self._policy.actions
         out_NF = self._policy.network(latent.flat)
         action_N = actions.draw(out_NF, noise_N)
-        led_to = self._model.rssm.imagine_step(latent, actions.code(action_N), uniform_NS)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._coarse and deter.is_cuda):
+            led_to = self._model.rssm.imagine_step(latent, actions.code(action_N), uniform_NS, self._coarse)
         return out_NF, action_N, led_to.deter, led_to.stoch
 
 

@@ -3,8 +3,10 @@
 forecast.png    each number of some observations, the reward and the chance to go on: seen, predicted, error
 forecast.mp4    the same for pictures: truth, prediction and error one below the other
 groups.png      imagined futures, group by group: what each had earned by when
+groups.mp4      the same futures as pictures: a group a row, a future a column
 
-Beside the samples of some steps, of one replayed sequence: strips of pictures (real, imagined, error), or its forecast.
+Beside the samples of some steps: of one replayed sequence strips of pictures (real, imagined, error), or its forecast;
+of each future in the group a film, where observations are pictures.
 
 Letters: B replayed sequences, F numbers of a latent.
 """
@@ -22,6 +24,7 @@ from grpo.envs.video import write_video
 from grpo.run.files import write_atomic
 from grpo.worldmodel.imagine import Imagined
 from grpo.worldmodel.model.learner import Learner
+from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import Forecast, WorldModel
 from grpo.worldmodel.replay.buffer import Sample
 from grpo.worldmodel.views import VECTOR
@@ -36,7 +39,8 @@ MOST_SIDE_BY_SIDE = 4
 MOST_IN_STRIP = 48
 FPS = 8
 ENLARGED = 4
-"""Pixels a side that a pixel becomes in a film."""
+"""Pixels a side that a pixel becomes in a film, if that leaves it no wider than this:"""
+MOST_ACROSS = 2048
 
 
 @torch.no_grad()
@@ -47,6 +51,16 @@ def imagined_vectors(model: WorldModel, flat: Tensor) -> Tensor | None:
     deter, stoch = flat[..., : model.size.deter], flat[..., model.size.deter :]
     painted = model.decoder(deter, stoch.view(*stoch.shape[:-1], model.size.stoch, model.size.classes))
     return model.decoder.observations(painted)[VECTOR].round(decimals=4)
+
+
+@torch.no_grad()
+def imagined_pictures(model: WorldModel, latent: Latent) -> np.ndarray | None:
+    """What the model sees in imagined states, (N, T) → (N, T, H, W, 3) bytes; None: it sees no pictures."""
+    name = next((key for key, shape in model.shapes.items() if len(shape) == 3), None)
+    if name is None:
+        return None
+    painted = model.decoder.observations(model.decoder(latent.deter, latent.stoch))[name]
+    return _coloured(painted.cpu().numpy())
 
 
 def forecasts(learner: Learner, sample: Sample, random: torch.Generator) -> dict[str, Forecast]:
@@ -85,8 +99,24 @@ def leave_strips(
     return media
 
 
-def leave_groups(imagined: Imagined, paid_NH: torch.Tensor, gamma: float, folder: Path) -> dict[str, Path]:
-    """Write the picture of imagined groups, with the rewards that they were paid."""
+def leave_futures(model: WorldModel, flat: Tensor, stem: Path) -> list[dict[str, str]]:
+    """Write a film of each future, (N, T, F), in what the model sees; what each row says of its own."""
+    deter, stoch = flat[..., : model.size.deter], flat[..., model.size.deter :]
+    latent = Latent(deter, stoch.view(*stoch.shape[:-1], model.size.stoch, model.size.classes))
+    films = imagined_pictures(model, latent)
+    if films is None:
+        return []
+    media = []
+    for number, film in enumerate(films):
+        path = write_video(_enlarged(film), stem.with_name(f"{stem.name}-future-{number}.mp4"), FPS)
+        media.append({"kind": "video", "name": "dreamt", "file": path.name})
+    return media
+
+
+def leave_groups(
+    model: WorldModel, imagined: Imagined, paid_NH: torch.Tensor, gamma: float, folder: Path
+) -> dict[str, Path]:
+    """Write the picture of imagined groups, with the rewards that they were paid, and where there are some a film."""
     earned_NH = (imagined.weight_NH(gamma) * paid_NH).cumsum(1).cpu().numpy()
     groups = earned_NH.reshape(-1, imagined.group, earned_NH.shape[1])[:MOST_GROUPS]
     figure, axes = _axes(len(groups))
@@ -94,7 +124,13 @@ def leave_groups(imagined: Imagined, paid_NH: torch.Tensor, gamma: float, folder
         axis.plot(group_GH.T, linewidth=0.8)
         axis.set_title(f"start {number}: {group_GH[:, -1].min():.3g} … {group_GH[:, -1].max():.3g}", fontsize=8)
         axis.set_xlabel("imagined step", fontsize=7)
-    return {"groups": _saved(figure, folder / "groups.png")}
+    left = {"groups": _saved(figure, folder / "groups.png")}
+    most = min(MOST_SIDE_BY_SIDE, len(groups)) * imagined.group
+    films = imagined_pictures(model, imagined.latent[:most])
+    if films is not None:
+        rows = [np.concatenate(list(group), axis=2) for group in films.reshape(-1, imagined.group, *films.shape[1:])]
+        left["groups_video"] = write_video(_enlarged(np.concatenate(rows, axis=1)), folder / "groups.mp4", FPS)
+    return left
 
 
 def _curves(found: dict[str, Forecast], path: Path) -> Path:
@@ -124,8 +160,13 @@ def _film(forecast: Forecast) -> list[np.ndarray]:
         np.concatenate(list(x[:MOST_SIDE_BY_SIDE, ..., :3]), axis=2)
         for x in (forecast.truth, forecast.prediction, forecast.error)
     ]
-    film = _coloured(np.concatenate(rows, axis=1))
-    return [frame.repeat(ENLARGED, 0).repeat(ENLARGED, 1) for frame in film]
+    return _enlarged(_coloured(np.concatenate(rows, axis=1)))
+
+
+def _enlarged(film: np.ndarray) -> list[np.ndarray]:
+    """(T, H, W, 3) as frames that an eye can follow, no wider than MOST_ACROSS."""
+    times = max(1, min(ENLARGED, MOST_ACROSS // film.shape[2]))
+    return [frame.repeat(times, 0).repeat(times, 1) for frame in film]
 
 
 def _strip(film: np.ndarray, horizon: int) -> np.ndarray:

@@ -8,6 +8,7 @@ Letters: H steps of a future, F numbers that the actor gives for a decision, B Ã
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,11 @@ from grpo.worldmodel.policy import ActorPolicy
 from grpo.worldmodel.process import prepare
 from grpo.worldmodel.replay.buffer import Replay, Sample
 from grpo.worldmodel.returns import Critic, ReturnNormalizer, as_rewards, discounted, lambda_returns
-from grpo.worldmodel.show import imagined_vectors, leave_forecast, leave_groups, leave_strips
+from grpo.worldmodel.show import imagined_vectors, leave_forecast, leave_futures, leave_groups, leave_strips
+from grpo.worldmodel.tail import FittedTail
 from grpo.worldmodel.views import View
 
-KEPT = ("range", "ratio", "ahead", "counted", "lanes", "study", "critic", "replay", "actor")
+KEPT = ("range", "ratio", "ahead", "counted", "lanes", "study", "critic", "tail", "replay", "actor")
 """The parts of a state, named and in order as files have them."""
 
 
@@ -80,11 +82,18 @@ class WorldModelSource:
             width, units, layers = self.model.flat_width, self.model.size.units, config.actor_layers
             made = Critic(width, units, layers, config.critic_learning_rate, config.slow_rate, config.seed)
             self.critic = made.to(policy.device)
-        self._imagination = Imagination(learner.model, policy, learner.compiled, config.cuda_graphs)
+        self.tail: FittedTail | None = None
+        if config.beyond == "fitted":
+            drawn = derive(config.seed, 0, "tail")
+            self.tail = FittedTail(self.model.flat_width, config.discount, config.gae_lambda, drawn, policy.device)
+        self._imagination = Imagination(
+            learner.model, policy, learner.compiled, config.cuda_graphs, coarse=config.precision == "bfloat16"
+        )
         self.normalizer = ReturnNormalizer()
         self.parentless: str | None = None
         """Why the agent to begin with was not found; what goes on from a saved state does without."""
         self._metrics: dict[str, float | None] = {}
+        self._seconds: dict[str, float] = {}
         self._last: Imagined | None = None
         """What was imagined last, and below what it was paid: to look at."""
         self._paid_NH: Tensor | None = None
@@ -125,8 +134,11 @@ class WorldModelSource:
     def _live(self, step: int) -> Latent:
         """Play and learn what is due; the states to imagine from."""
         self._begin()
+        began = time.perf_counter()
         played = self.collector.advance(step)
+        learns = time.perf_counter()
         seen = self._learned(played.replay, played.updates, step)
+        self._seconds = {"play": learns - began, "world_model": time.perf_counter() - learns}
         counts = {"model/updates": float(self.learner.updates), "model/updates_skipped": float(self.learner.skipped)}
         self._metrics = {**played.metrics, **counts, **played.replay.metrics(), **self.learner.metrics}
         return choose(*seen, self.config.groups_per_step, played.random)
@@ -173,28 +185,33 @@ class WorldModelSource:
                 raise SamplesFailed(f"the reward function failed: {line(error)}") from error
             whole = own.ndim == 1
             reward_NH = torch.cat([torch.zeros_like(reward_NH[:, 1:]), own[:, None]], 1) if whole else own
-            if whole and self.critic is None:
+            if whole and not config.valued and self.tail is None:
                 self._note(own, reward_NH, attempt)
                 return Returns(None, own / self._scale(own[:, None], attempt), None)
+        value_NH, last_N = None, torch.zeros_like(reward_NH[:, 0])
+        if self.tail is not None:
+            last_N = self.tail.value(imagined.flat, reward_NH, continue_NH, weight_NH, config.group_size, not attempt)
         if self.critic is None:
-            return_NH = discounted(reward_NH, continue_NH, torch.zeros_like(reward_NH[:, 0]), gamma)
-            value_NH = None
+            return_NH = discounted(reward_NH, continue_NH, last_N, gamma)
         else:
             all_NH = self.critic.value(imagined.flat)
             value_NH, ahead_NH = all_NH[:, :-1], all_NH[:, 1:]
+            last_N = ahead_NH[:, -1]
             lam = config.gae_lambda if config.actor == "critic" else 1.0
-            return_NH = lambda_returns(reward_NH, continue_NH, ahead_NH, ahead_NH[:, -1], gamma, lam)
+            return_NH = lambda_returns(reward_NH, continue_NH, ahead_NH, last_N, gamma, lam)
             if attempt == 0:
                 self._metrics["critic/loss"] = self.critic.learn(imagined.flat[:, :-1], return_NH, weight_NH)
                 self._metrics["critic/updates_skipped"] = float(self.critic.skipped)
         self._note(return_NH[:, 0], reward_NH, attempt)
+        if config.beyond != "none" and attempt == 0:
+            self._metrics["imagined/tail"] = float(last_N.mean())
+        if self.tail is not None and attempt == 0:
+            self._metrics["tail/sums_skipped"] = float(self.tail.skipped)
         scale = self._scale(return_NH, attempt)
         if config.recipe.credit == "trajectory":
+            beyond_N = weight_NH[:, -1] * gamma * continue_NH[:, -1] * last_N
             paid_NH = weight_NH * reward_NH
-            if value_NH is not None:
-                last_N = weight_NH[:, -1] * gamma * continue_NH[:, -1] * ahead_NH[:, -1]
-                paid_NH = torch.cat([paid_NH[:, :-1], paid_NH[:, -1:] + last_N[:, None]], 1)
-            return Returns(paid_NH / scale, None, None)
+            return Returns(torch.cat([paid_NH[:, :-1], paid_NH[:, -1:] + beyond_N[:, None]], 1) / scale, None, None)
         baseline_NH = value_NH / scale if config.actor == "critic" and value_NH is not None else None
         return Returns(as_rewards(return_NH, gamma) / scale, None, baseline_NH)
 
@@ -220,12 +237,12 @@ class WorldModelSource:
 
     @property
     def ranks(self) -> Ranks:
-        """Who shares the updates of the world model. All play and imagine alike, and so remember the same."""
+        """Who shares the updates of the world model and the futures. All play alike, and so remember the same."""
         return self.learner.ranks
 
     @ranks.setter
     def ranks(self, ranks: Ranks) -> None:
-        self.learner.ranks = ranks
+        self.learner.ranks = self._imagination.ranks = ranks
 
     @property
     def replay(self) -> Replay:
@@ -271,17 +288,19 @@ class WorldModelSource:
         if (sample := self.collector.peek(16)) is not None:
             left |= leave_forecast(self.learner, sample, folder, self._generator(0, "show"))
         if self._last is not None and self._paid_NH is not None:
-            left |= leave_groups(self._last, self._paid_NH, self.config.discount, folder)
+            left |= leave_groups(self.model, self._last, self._paid_NH, self.config.discount, folder)
         path = folder / "video.mp4"
         self.watch(1, video=path)
         return left | {"video": path}
 
     def film(self, rows: Rollouts, stem: Path) -> list[list[dict[str, str]]]:
-        """What the world model predicts by now of one replayed sequence, beside the samples, for the first row."""
+        """Beside the samples: of each row the future as pictures, of the first also a forecast of what came."""
         sample = self.collector.peek(16) if self.config.films else None
         if sample is None:
             return []
-        return [leave_strips(self.learner, sample, stem, self.config.horizon, self._generator(0, "show"))]
+        media = [[one] for one in leave_futures(self.model, rows.inputs["flat"], stem)] or [[]]
+        media[0] += leave_strips(self.learner, sample, stem, self.config.horizon, self._generator(0, "show"))
+        return media
 
     # --- what must be kept, and what can be seen --------------------------------------------------------------------
 
@@ -291,6 +310,8 @@ class WorldModelSource:
         parts = {"study": self.learner.state()}
         if self.critic is not None:
             parts["critic"] = self.critic.state()
+        if self.tail is not None:
+            parts["tail"] = self.tail.state()
         values = {"range": self.normalizer.value, **played.values}
         arrays: dict[str, Any] = dict(played.arrays)
         for name, state in parts.items():
@@ -307,6 +328,8 @@ class WorldModelSource:
         self.learner.load_state(State(state.values["study"], part(state.arrays, "study")))
         if self.critic is not None:
             self.critic.load_state(State(state.values["critic"], part(state.arrays, "critic")))
+        if self.tail is not None:
+            self.tail.load_state(State(state.values["tail"], part(state.arrays, "tail")))
         self.policy.module.load_state_dict(part(state.arrays, "actor"), strict=False)
         self.normalizer.value = state.values["range"]
         self.parentless = None
@@ -315,6 +338,10 @@ class WorldModelSource:
     def metrics(self) -> Mapping[str, float | None]:
         """Of what was played, learned and imagined last."""
         return self._metrics
+
+    def measures(self) -> Mapping[str, float]:
+        """Seconds of a step's `collect` that went into playing and into the world model."""
+        return self._seconds
 
     @torch.no_grad()
     def entropies(self, rows: Rollouts) -> Tensor | None:

@@ -79,7 +79,7 @@ class GRPOTrainer(RunTrainer):
             named = {} if env is None else {"env": env if isinstance(env, str) else _name(env)}
             config = WorldModelConfig(_dialect="dreamer", **named | given)
         reward_fn = _judge(config, reward_fn)
-        here()  # first: several ranks have a GPU each
+        config.expect_ranks(here().size)  # first: several ranks have a GPU each
         fleet, copies = _environments(config, config.env if env is None or isinstance(env, str) else env)
         try:
             policy, learner, view, parentless = _agent(config, fleet)

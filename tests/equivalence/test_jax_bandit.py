@@ -87,7 +87,10 @@ class JaxTrainer:
     [
         SHORT,
         {"loss_type": "dr_grpo", "learning_rate": 30.0, "weight_decay": 0.004, "noise": 0.1, **SHORT},
-        {"beta": 0.05, "entropy_coef": 0.02, "num_iterations": 3, "groups_per_step": 2, "group_size": 8, **SHORT},
+        pytest.param(
+            {"beta": 0.05, "entropy_coef": 0.02, "num_iterations": 3, "groups_per_step": 2, "group_size": 8, **SHORT},
+            marks=pytest.mark.slow,
+        ),
         {"optimizer": "adamw", "learning_rate": 2.0, "weight_decay": 0.1, "noise": 0.1, **SHORT},
     ],
     ids=["preset", "dr_grpo", "kl_entropy_passes", "adamw"],

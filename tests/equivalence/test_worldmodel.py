@@ -18,6 +18,7 @@ CASES = {
     "several passes": {"num_iterations": 3, "rows_per_minibatch": 5},
     "critic": {"actor": "critic", "entropy_coef": 1e-3},
     "bootstrap": {"actor": "bootstrap"},
+    "fitted tail": {"tail": "fitted", "gae_lambda": 0.9},
     "reference that follows": {"beta": 0.1, "ref_sync_steps": 2, "ref_mixup_alpha": 0.5},
     "Gaussian": {"env": "Pendulum-v1", "max_episode_steps": 15},
     "squashed": {"env": "Pendulum-v1", "max_episode_steps": 15, "action_head": "squashed"},
@@ -55,7 +56,11 @@ def train(path, settings, steps=4, cut_at=None, evaluate_every=None, on_disk=Tru
         trainer.source.close()
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = {"group, films", "several passes", "critic", "squashed", "processes"}
+"""Those that between them go through every part of what is kept; the others say the same of more settings."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in CASES])
 def test_cut_and_resumed_is_the_same_run(name, tmp_path):
     """Cut as step 4 begins: step 3 is on record, the last checkpoint is that of step 2, so step 3 is done again."""
     train(tmp_path / "whole", CASES[name])
@@ -66,7 +71,12 @@ def test_cut_and_resumed_is_the_same_run(name, tmp_path):
     assert fingerprint(tmp_path / "cut") == fingerprint(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("spilled", [{}, {"replay_memory": 60, "replay_capacity": 160}], ids=["memory", "disk"])
+MEMORY, DISK = {}, {"replay_memory": 60, "replay_capacity": 160}
+
+
+@pytest.mark.parametrize(
+    "spilled", [pytest.param(MEMORY, id="memory", marks=pytest.mark.slow), pytest.param(DISK, id="disk")]
+)
 def test_a_long_run_is_cut_after_chunks_were_written_and_dropped(spilled, tmp_path):
     """The oldest chunks are gone by then, others lie only in files."""
     long = {"steps_per_collect": 30, "replay_capacity": 100, "train_ratio": 4} | spilled
@@ -78,6 +88,7 @@ def test_a_long_run_is_cut_after_chunks_were_written_and_dropped(spilled, tmp_pa
     assert len(list((tmp_path / "whole" / "replay").glob("steps-*.npy"))) > 2
 
 
+@pytest.mark.slow
 def test_without_a_folder_the_replay_is_in_the_checkpoint(tmp_path):
     train(tmp_path / "whole", {}, on_disk=False)
     with pytest.raises(Cut):
@@ -102,6 +113,7 @@ def test_evaluation_does_not_change_training(tmp_path):
     assert (tmp_path / "judged" / last).read_bytes() == (tmp_path / "quiet" / last).read_bytes()
 
 
+@pytest.mark.slow
 def test_looking_at_the_best_and_going_on_changes_nothing(tmp_path):
     """A run that is done shows its best checkpoint; going on from its last one is as if it had never ended."""
     film = {"video": True, "films": True}

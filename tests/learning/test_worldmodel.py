@@ -86,6 +86,7 @@ def test_recipes_for_whole_futures_learn_too(loss_type):
     assert after > max(before + 1.0, 5.5), (before, after)
 
 
+@pytest.mark.slow
 def test_rewards_of_ones_own_lead_elsewhere():
     """Paid for going left it goes there, whatever the environment pays."""
     shorter = QUICK | {"pretrain": 100}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from grpo.errors import line
+from grpo.errors import line, warn
 
 
 def wanted(asked: bool | None, device: torch.device) -> bool:
@@ -35,6 +34,6 @@ class Compiled:
         except Exception as error:  # compilers fail in many ways
             if self._run is self._instead:
                 raise
-            warnings.warn(f"goes on without torch.compile, which failed: {line(error)}", stacklevel=2)
+            warn(f"goes on without torch.compile, which failed: {line(error)}")
             self._run = self._instead
             return self._run(*given)

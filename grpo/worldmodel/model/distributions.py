@@ -84,6 +84,14 @@ def uniform(shape: Sequence[int], random: torch.Generator | Tensor | None, like:
     return torch.rand(*shape, generator=random, device=device, dtype=like.dtype).to(like.device)
 
 
+def there(random: torch.Generator, device: torch.device) -> torch.Generator:
+    """`random` where it lives on that device; else a generator there, seeded by it: many numbers need not travel."""
+    if random.device.type == device.type:
+        return random
+    made = torch.Generator(device)
+    return made.manual_seed(int(torch.randint(2**62, (), generator=random)))
+
+
 def shares(logits: Tensor) -> Tensor:
     """Softmax over the classes of (…, S, C), which lie outermost in memory: few of them make it many times faster."""
     return logits.transpose(-1, -2).contiguous().softmax(-2).transpose(-1, -2)

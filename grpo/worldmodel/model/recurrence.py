@@ -54,12 +54,16 @@ def _normed(x: Tensor, gain: Tensor) -> Tensor:
 
 
 def remember(w: Weights, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor:
-    """The next memory, from the last (B, D), its latents (B, S·C) and the action's part of the hidden layer (B, D)."""
+    """The next memory, from the last (B, D), its latents (B, S·C) and the action's part of the hidden layer (B, D).
+
+    Under autocast products are coarser; what lies between them is as fine as the memory.
+    """
     old = in_blocks(deter, len(w.block_KII))
     seen = torch.stack([F.linear(deter, w.deter_HD), F.linear(stoch, w.stoch_HS)], 1) + w.bias_2H
-    hidden = torch.addmm(action, _normed(seen, w.gain_2H).flatten(1), w.mix_DX.t())
+    hidden = torch.addmm(action, _normed(seen, w.gain_2H).flatten(1), w.mix_DX.t()).to(deter)
     hidden = hidden + joined(torch.bmm(old, w.block_KII))
-    gates = torch.baddbmm(w.gru_bias_K1J, in_blocks(_normed(hidden, w.gain_D), len(old)), w.gru_KIJ)
+    mixed = in_blocks(_normed(hidden, w.gain_D), len(old))
+    gates = torch.baddbmm(w.gru_bias_K1J, mixed, w.gru_KIJ).to(deter)
     reset, candidate, update = gates.chunk(3, -1)
     return joined(torch.lerp(old, torch.tanh(reset.sigmoid() * candidate), update.sigmoid()))
 

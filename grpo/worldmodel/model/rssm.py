@@ -14,6 +14,7 @@ Letters: B sequences, T steps, D deterministic latent, S × C discrete, E encodi
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,10 +182,19 @@ class RSSM(nn.Module):
             logits = self._shaped(recognise(weights, deter, embed_BH))
         return Latent(deter, straight_through(logits, uniform(logits.shape[:-1], random, logits))), logits
 
-    def imagine_step(self, latent: Latent, action_BA: Tensor, random: torch.Generator | Tensor | None = None) -> Latent:
-        """The next state as the prior has it. `random`: uniform numbers (B, S), or what draws them."""
+    def imagine_step(
+        self,
+        latent: Latent,
+        action_BA: Tensor,
+        random: torch.Generator | Tensor | None = None,
+        coarse: bool = False,
+    ) -> Latent:
+        """The next state as the prior has it. `random`: uniform numbers (B, S), or what draws them.
+
+        coarse: under autocast the recurrence multiplies as that says, too; nothing is learned from its last digits.
+        """
         action_BD = self._action(action_BA)
-        with self._exactly():
+        with nullcontext() if coarse else self._exactly():
             deter = remember(self._weights(), latent.deter, latent.stoch.flatten(1), action_BD)
         logits = self.prior(deter)
         return Latent(deter, straight_through(logits, uniform(logits.shape[:-1], random, logits)))

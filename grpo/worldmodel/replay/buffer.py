@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.protocols import State
 from grpo.seeding import generator
 from grpo.worldmodel.replay.chunks import ChunkFolder
@@ -102,7 +103,7 @@ class Replay:
         self.capacity, self.length, self.lanes, self.seed, self.online = capacity, length, lanes, seed, online
         self.latent, self._latent_record = latent, latent_record(latent, latent_dtype)
         slots = min(capacity, capacity if memory is None else memory) // self.chunk + lanes
-        files = None if folder is None else ChunkFolder(folder, most_open)
+        files = self._files = None if folder is None else ChunkFolder(folder, most_open)
         self._store = ChunkStore(lanes, self.chunk, slots, self._latent_record, files, keep_states)
         self._lock = threading.RLock()  # acting beside learning is a matter of two threads
         self._form: Form = {}
@@ -128,6 +129,7 @@ class Replay:
                 form = {key: (x.dtype, x.shape[1:]) for key, x in given.items()}
                 self._store.reserve(step_record(form))
                 self._form = form
+                self._expect_room(step_record(form).itemsize + self._latent_record.itemsize)
             position_N = self._store.added_L[lane_N]
             self._store.append(lane_N, admitted(given, self._form, lane_N, position_N))
             if self.online:
@@ -150,6 +152,15 @@ class Replay:
         with self._lock:
             position_N, lane_N = np.divmod(np.asarray(ids).reshape(-1), self.lanes)
             self._store.put_latents(lane_N, position_N, records)
+
+    def _expect_room(self, size: int) -> None:
+        """Say before anything is played that the disk is too small for all of it; a run that ends earlier may do."""
+        if self._files is not None and self._files.free < self.capacity * size:
+            most, free = (bytes / 2**30 for bytes in (self.capacity * size, self._files.free))
+            warn(
+                f"{self._files.path}: {self.capacity} steps of {size} bytes will take {most:.1f} GiB, {free:.1f} GiB "
+                "are free; lower replay_capacity, set replay_latents=float16, or name another disk with replay_folder"
+            )
 
     def _distinct(self, lane_N: np.ndarray) -> bool:
         if len(lane_N) == 1:

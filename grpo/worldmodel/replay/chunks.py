@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -19,6 +20,8 @@ import numpy as np
 from grpo.run.files import FolderError, sync_folder
 from grpo.run.inside import Gone, descriptor_inside, open_inside, remove_inside
 
+CHUNK_FILE = re.compile(r"(steps-\d{5,}-\d{8,}|latents-\d{5,}-\d{8,}-\d{8,})\.npy")
+"""What the files are called; nothing else in the folder is read, written or deleted."""
 REMEDY = "put it back, go on from another checkpoint, or start a new run"
 
 
@@ -30,7 +33,8 @@ class ChunkFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             for left in self.path.glob(".*.npy.*.tmp"):  # by a process that was killed
-                left.unlink()
+                if CHUNK_FILE.match(left.name[1:]):
+                    left.unlink()
         except OSError as error:
             raise FolderError(f"cannot write to {path} ({error.strerror}); choose a folder you may write to") from error
         self._open: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -39,14 +43,19 @@ class ChunkFolder:
         """What stands before the records, the same in all files that hold such records."""
         self._unsynced: set[str] = set()
 
+    @property
+    def free(self) -> int:
+        """Bytes that the disk has left."""
+        return shutil.disk_usage(self.path).free
+
     def names(self) -> set[str]:
-        """The files that are there."""
-        return {path.name for path in self.path.glob("*.npy")}
+        """The chunks' files that are there."""
+        return {path.name for path in self.path.glob("*.npy") if CHUNK_FILE.fullmatch(path.name)}
 
     def expect_names(self, names: Iterable[object]) -> None:
         """Refuse what is not the name of a chunk's file."""
         for name in names:
-            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*\.npy", name):
+            if not isinstance(name, str) or not CHUNK_FILE.fullmatch(name):
                 raise FolderError(f"the checkpoint is damaged: {name!r:.120} is no file of {self.path}; {REMEDY}")
 
     def write(self, name: str, records: np.ndarray) -> int:

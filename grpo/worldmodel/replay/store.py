@@ -13,7 +13,6 @@ Letters: L lanes, N records at once, M rows of I bytes. A record's position coun
 from __future__ import annotations
 
 import mmap
-import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.protocols import State
 from grpo.run.files import FolderError
 from grpo.worldmodel.replay.chunks import ChunkFolder, checksum
@@ -287,10 +287,9 @@ class ChunkStore:
 
     def _complain(self, error: OSError) -> None:
         if not self._disk_failed and self._files is not None:
-            warnings.warn(
+            warn(
                 f"{self._files.path}: {error}; the replay goes on in memory, which is for {self._slots * self.chunk} "
                 "steps, and writes again when it can: free some space there",
-                stacklevel=5,
             )
         self._disk_failed = True
 

@@ -75,6 +75,7 @@ def test_an_agent_begins_with_another_run_s_weights(run_folder):
         made.source.close()
 
 
+@pytest.mark.slow
 def test_an_adapted_run_is_resumed_exactly(run_folder, tmp_path):
     tuned = {"init_from": str(run_folder), "adapter_rank": 2, "pretrain": None}
     whole = make(**tuned)
@@ -94,6 +95,7 @@ def test_an_adapted_run_is_resumed_exactly(run_folder, tmp_path):
         made.source.close()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_does_without_its_parent(run_folder, tmp_path):
     tuned = {"init_from": str(tmp_path / "parent"), "adapter_rank": 2, "pretrain": None, "beta": 0.1}
     shutil.copytree(run_folder, tmp_path / "parent")

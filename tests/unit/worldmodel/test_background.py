@@ -121,6 +121,7 @@ def test_the_copy_that_plays_follows_the_learner():
     trainer.source.close()
 
 
+@pytest.mark.slow
 def test_adapters_are_played_with_too(tmp_path):
     parent = make()
     parent.train(steps=1, folder=tmp_path / "parent", progress=None)
@@ -280,6 +281,7 @@ raise KeyboardInterrupt
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_is_interrupted_ends_without_the_round():
     root = Path(__file__).parents[3]
     ended = subprocess.run([sys.executable, "-c", SCRIPT], cwd=root, timeout=300, capture_output=True, text=True)

@@ -78,6 +78,7 @@ def test_nothing_is_captured_without_a_cuda_device():
 
 @NO_FALLBACK
 @COMPILER
+@pytest.mark.slow
 def test_futures_of_a_compiled_step_are_those_without():
     trainer = make(env="Pendulum-v1", vector="serial")
     trainer.step()

@@ -103,6 +103,11 @@ def test_uniform_numbers_are_those_given_or_those_of_the_key():
     assert torch.equal(one, two) and not torch.equal(one, other)
 
 
+def test_numbers_are_drawn_where_they_are_used():
+    random = torch.Generator().manual_seed(5)
+    assert d.there(random, torch.device("cpu")) is random  # seeded runs on a CPU keep their numbers
+
+
 def test_whether_it_goes_on_is_a_bernoulli():
     logit, happened = torch.tensor([-2.0, 0.3, 40.0]), torch.tensor([True, False, True])
     found = d.Bernoulli(logit)

@@ -191,7 +191,7 @@ def test_they_take_the_place_of_the_reward_head(actor, dense):
     ("settings", "message"),
     [
         ({"gae_lambda": 0.9}, "gae_lambda has no effect here: it needs actor=critic"),
-        ({"slow_rate": 0.1}, "slow_rate has no effect here: it needs actor=critic or bootstrap"),
+        ({"slow_rate": 0.1}, "slow_rate has no effect here: it needs actor=critic or tail=critic"),
         ({"return_scale": "none"}, "return_scale has no effect here: it needs scale=none"),
         ({"adapt": "actor"}, "adapt has no effect here: it needs adapter_rank"),
         ({"adapter_rank": 4}, "say with init_from whose they are"),

@@ -25,6 +25,7 @@ RECIPES = [
     {"entropy_coef": 0},
     {"scale": "none", "whiten": "decisions"},
     {"actor": "bootstrap"},
+    {"tail": "fitted"},
     {"credit": "trajectory"},
 ]
 

@@ -24,6 +24,7 @@ print(faults[-1] - faults[-9])  # where the first ones end up is chance
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@pytest.mark.slow
 def test_what_was_freed_is_used_again_and_not_asked_for_anew():
     def faults(how):
         done = subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, text=True, check=True)

@@ -121,6 +121,17 @@ def test_a_batch_can_be_cut_and_gone_on_with(model, given):
     torch.testing.assert_close(scanned(model, given, tail, last).latent.deter, seen.latent.deter[:, tail])
 
 
+def test_coarse_imagination_keeps_its_memory_fine(model, given):
+    model, start = model.float(), given["start"].detach().each(lambda x: x.float())
+    action, random = given["action"][:, 1].float(), given["random"][:, 1].float()
+    exact = model.imagine_step(start, action, random)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        as_it_was, coarse = (model.imagine_step(start, action, random, coarse=how) for how in (False, True))
+    torch.testing.assert_close(as_it_was.deter, exact.deter, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(coarse.deter, exact.deter, rtol=0.1, atol=0.1)
+    assert coarse.deter.dtype == coarse.stoch.dtype == torch.float32 and not torch.equal(coarse.deter, as_it_was.deter)
+
+
 def test_imagination_is_the_same_memory_with_the_priors_latents(model, given):
     start = given["start"].detach()
     action, random = given["action"][:, 1], given["random"][:, 1]

@@ -16,7 +16,7 @@ from grpo.cli import main
 from grpo.config import ConfigError
 from grpo.run.folder import RunFolder
 from grpo.run.loop import run
-from grpo.worldmodel.show import MOST_IN_STRIP, _strip, forecasts
+from grpo.worldmodel.show import MOST_IN_STRIP, _strip, forecasts, imagined_pictures
 from tests.unit.worldmodel.worlds import SMALL, generator, make
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +52,33 @@ def test_pictures_are_seen_imagined_and_filmed(tmp_path):
     trainer.source.close()
     assert (tmp_path / "run" / "forecast.mp4").stat().st_size > 500
     assert (tmp_path / "run" / "video.mp4").stat().st_size > 500
+    assert frames(tmp_path / "run" / "groups.mp4") == (6, 4 * 16 * 4, 3 * 16 * 4)  # a start a row, a future a column
+
+
+def frames(path):
+    """How many there are, and how high and wide."""
+    import imageio_ffmpeg
+
+    stream = imageio_ffmpeg.read_frames(str(path))
+    width, height = next(stream)["size"]
+    return sum(1 for _ in stream), height, width
+
+
+def test_a_future_is_filmed_as_the_model_would_paint_it():
+    """The pictures are the decoder's own of the latents that were imagined, one a moment; numbers have none."""
+    trainer = make(pixels=True, image_size=16, max_episode_steps=12)
+    trainer.step()
+    source = trainer.source
+    latent = source._last.latent[:2]
+    found = imagined_pictures(source.model, latent)
+    painted = source.model.decoder(latent.deter, latent.stoch)["image"]
+    assert found.shape == (2, 6, 16, 16, 3) and found.dtype == np.uint8
+    np.testing.assert_allclose(found / 255, painted.detach().numpy(), atol=0.5 / 255 + 1e-6)
+    plain = make()
+    plain.step()
+    assert imagined_pictures(plain.source.model, plain.source._last.latent) is None
+    for one in (trainer, plain):
+        one.source.close()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +87,7 @@ def test_pictures_are_seen_imagined_and_filmed(tmp_path):
         ({"films": True}, [("image", "forecast")]),
         (
             {"films": True, "pixels": True, "image_size": 16, "max_episode_steps": 12},
-            [("strip", n) for n in ("real", "imagined", "error")],
+            [("video", "dreamt"), *(("strip", n) for n in ("real", "imagined", "error"))],
         ),
         ({}, []),
     ],
@@ -73,7 +100,12 @@ def test_samples_show_what_the_model_predicts_by_then(tmp_path, settings, kinds)
     trainer.source.close()
     media = folder.samples(1)[0][0].get("media", [])
     assert [(item["kind"], item["name"]) for item in media] == kinds
-    assert {item["file"] for item in media} == {path.name for path in (folder.path / "samples").glob("*.png")}
+    shown = {item["file"] for row in folder.samples(1)[0] for item in row.get("media", [])}
+    assert shown == {p.name for p in (folder.path / "samples").iterdir() if p.suffix in (".png", ".mp4")}
+    if ("video", "dreamt") in kinds:  # of every future of the group, the same moments
+        films = [row["media"][0]["file"] for row in folder.samples(1)[0] if row["group"] == 0]
+        assert len(set(films)) == 3
+        assert {frames(folder.path / "samples" / film) for film in films} == {(5, 64, 64)}
     pictures = [imread(folder.path / "samples" / item["file"]) for item in media if item["kind"] == "strip"]
     assert {picture.shape[:2] for picture in pictures} <= {(16, 5 * 16)}  # a frame for each step of a future
     plain = RunFolder.create(tmp_path / "plain", task="worldmodel", config={}, created="", seed=5)
@@ -128,7 +160,12 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+LONG = pytest.mark.slow  # a run each: the first and the last are enough for every change
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(c, marks=() if i in (0, len(COMMANDS) - 1) else LONG) for i, c in enumerate(COMMANDS)]
+)
 def test_dreamer_s_commands_work_as_printed(command, tmp_path, monkeypatch):
     """Each trains two steps; what was asked for is in force."""
     monkeypatch.chdir(tmp_path)

@@ -111,6 +111,7 @@ def test_it_learns_a_small_batch_by_heart():
     assert by_heart["continue"].error.abs().max() < 0.1 and by_heart["place"].error.abs().mean() < 0.25
 
 
+@pytest.mark.slow
 def test_it_learns_to_paint():
     shapes = {"image": (16, 16, 1)}
     model, data = WorldModel(shapes, 2, TINY), batch(rows=1, length=4, shapes=shapes)
