@@ -22,4 +22,4 @@ _HOME = {
     "vInference": "grpo.language.compat.easydel",
 }
 
-__getattr__, __dir__ = lazily(__name__, _HOME)
+__getattr__, __dir__ = lazily(__name__, _HOME, "language")

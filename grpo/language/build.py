@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from grpo import together
 from grpo.capabilities import Teaches
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.language.checks import ONLY_WHOLE
 from grpo.language.compat.environments import EnvironmentConversation, rows_for
 from grpo.language.compat.rollouts import RolloutFunction
@@ -44,7 +44,7 @@ from grpo.language.turns.conversation import expect_growing, make_conversation, 
 from grpo.models import device_of
 from grpo.protocols import Ranks, Reference
 
-WHOLE = ScoringPlan(whole_logits=True)
+WHOLE = ScoringPlan(whole_logits=True, divided=True)
 """Through the module alone, as whoever divides its weights needs it."""
 
 
@@ -128,7 +128,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes, judging)
     config = weighed(config, len(rewards.names), len(judging))
     expect_judged(config, rewards, player)
-    own = "transformers" if cut or pictures is not None else config.engine
+    own = "transformers" if cut or (pictures is not None and config.engine == "auto") else config.engine
     engine = engine_of(config.but(engine=own) if own != config.engine else config, adapted, tokens, ranks)
     return Parts(
         config=config,
@@ -251,7 +251,7 @@ def pictures_of(config: LanguageConfig, processing: Any, given: Given) -> tuple[
             raise ConfigError("train_vision: the model reads text alone; leave it out")
         return None, processing
     wrong = {
-        f"engine={config.engine}": config.engine not in ("auto", "transformers"),
+        f"engine={config.engine}": config.engine not in ("auto", "transformers", "inline"),
         "shard=weights": config.shard == "weights",
         "speculate": bool(config.speculate),
         "staleness": bool(config.staleness),
@@ -407,10 +407,9 @@ def optimizer_of(config: LanguageConfig, policy: LanguagePolicy, given: Any) -> 
     narrow = any(p.dtype == torch.bfloat16 for p in tensors)
     if given is not None:
         if narrow:
-            warnings.warn(
+            warn(
                 f"the model's trained weights are bfloat16, where small steps of {type(given).__name__} are rounded "
                 "away; leave it out, or set weights=float32",
-                stacklevel=4,
             )
         return given
     if not tensors:

@@ -51,7 +51,7 @@ BLOCKS: Blocks = {
     ),
     "warm_start": ("warm_start_steps", "warm_start_batch", "warm_start_learning_rate"),
     "eval": ("eval_samples", "eval_on_start", "eval_by", "eval_prompts"),
-    "logging": ("log_completions", "num_completions_to_print", "log_unique_prompts"),
+    "logging": ("log_completions", "num_completions_to_print", "log_unique_prompts", "log_multimodal"),
     "hub": ("push_to_hub", "hub_model_id", "hub_private"),
 }  # fmt: skip
 """The room's own."""
@@ -296,6 +296,8 @@ class LanguageConfig(GRPOConfig):
     """Of them so many; None: all."""
     log_unique_prompts: bool = False
     """Of each prompt one completion in the trackers' table."""
+    log_multimodal: bool = True
+    """Keep thumbnails of prompts' images with the samples, and show the images in the trackers' table."""
     push_to_hub: bool = False
     """Upload what `save_model` writes at the end of training."""
     hub_model_id: str | None = None

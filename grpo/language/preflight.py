@@ -86,6 +86,7 @@ def report(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
+COMPLETION = "a completion"
 SLOW = "no answer in"
 """What the pool says of a call that ran out of time."""
 
@@ -102,7 +103,7 @@ class _Trial:
             "the reference": self.references(prompts),
             "an empty completion": [self._sample(prompt, "") for prompt in prompts],
             "nonsense": [self._sample(prompt, NONSENSE) for prompt in prompts],
-            "a completion": list(completions),
+            COMPLETION: list(completions),
         }
         self._shown: list[Shown] | None = None
 
@@ -126,11 +127,16 @@ class _Trial:
         if self._shown is None:
             self._shown = [[] for _ in self.rewards.calls]
             probe = next(({kind: samples[:1]} for kind, samples in self._kinds.items() if samples), {})
-            tried = [said[0].error or "" for some in probe.values() for said in self.rewards.verdicts(some)]
+            said = [
+                one for kind, some in probe.items() for one in self.rewards.verdicts(some, played=kind == COMPLETION)
+            ]
+            tried = [verdicts[0].error or "" for verdicts in said]
             hangs = any(SLOW in error for error in tried)
             for kind, samples in (probe if hangs else self._kinds).items():  # one that hangs would do so on every text
-                for mine, said in zip(self._shown, self.rewards.verdicts(samples), strict=True):
-                    mine += [(kind, sample, verdict) for sample, verdict in zip(samples, said, strict=True)]
+                found = self.rewards.verdicts(samples, played=kind == COMPLETION)
+                for call, mine, verdicts in zip(self.rewards.calls, self._shown, found, strict=True):
+                    if not call.asks_environments or kind == COMPLETION:  # made-up texts went through none
+                        mine += [(kind, sample, verdict) for sample, verdict in zip(samples, verdicts, strict=True)]
         return self._shown
 
     def values(self, k: int) -> list[float]:
@@ -143,7 +149,9 @@ class _Trial:
         """What there is to say about it."""
         call, shown, values = self.rewards.calls[k], self.shown[k], self.values(k)
         failed = [item for item in shown if item[2].error is not None]
-        if failed:
+        if not shown:
+            found = []
+        elif failed:
             found = [self._failure(call, failed, len(shown))]
         elif not values:
             found = [Finding("warning", f"{call.name} has no opinion on anything it was shown", "check its conditions")]
@@ -174,7 +182,7 @@ class _Trial:
             mismatch := self._mismatch(call, lambda verdicts: all(v.error is None for v in verdicts), samples)
         ):
             return Finding("problem", f"{what}; {mismatch}", _convert(call))
-        serious = any(item[0] in ("the reference", "a completion") for item in failed)
+        serious = any(item[0] in ("the reference", COMPLETION) for item in failed)
         return Finding("problem" if serious else "warning", what, "each such sample would be left out and counted")
 
     def _works_with_messages(self, call: Call, samples: Sequence[Sample]) -> bool:
@@ -219,7 +227,7 @@ class _Trial:
                     "check answer_column and answer_after, and how the function takes the answer out of a completion",
                 )
             )
-        real = [v.value for kind, _, v in shown if kind == "a completion" and v.value is not None]
+        real = [v.value for kind, _, v in shown if kind == COMPLETION and v.value is not None]
         if len(real) > 1 and len(set(real)) == 1 < len(set(values)):
             what = f"{call.name} gave all {len(real)} completions {real[0]:g}: nothing to learn from it yet"
             found.append(Finding("note", what, "easier prompts, a warm start, or partial credit give a first signal"))
@@ -239,7 +247,7 @@ class _Trial:
                 tried = self.references(prompts)
             else:
                 tried = [dataclasses.replace(s, prompt=changed.get(s.prompt.row) or s.prompt) for s in samples]
-            if better(self.rewards.verdicts(tried)[k]):
+            if better(self.rewards.verdicts(tried, played=call.asks_environments)[k]):
                 value = self._prompts[0].columns["answer"]
                 return f"it gets the answer as {type(value).__name__} ({_short(value)}) and treats it as {to}"
         return ""
@@ -256,7 +264,7 @@ def _lengths(prompts: Sequence[Prompt], completions: Sequence[Sample], limit: in
         what = f"{over} of {len(lengths)} references are longer than max_completion_length={limit} tokens"
         found.append(Finding("warning", what, f"raise it; the longest reference has {max(lengths)} tokens"))
     cut = sum(sample.stop == "length" for sample in completions)
-    if completions and cut * 2 > len(completions):
+    if limit > 1 and cut * 2 > len(completions) > 0:  # of one token there is nothing left to cut
         what = f"{cut} of {len(completions)} completions were cut off at max_completion_length={limit} tokens"
         found.append(
             Finding("warning", what, "raise it, or ask for shorter answers; what is cut off cannot be rewarded")

@@ -118,9 +118,12 @@ def rewards_of(samples: Sequence[Sample], names: Sequence[str]) -> np.ndarray:
     return np.array(given, dtype=np.float64).reshape(len(samples), len(names))
 
 
-def lengths_of(samples: Sequence[Sample]) -> dict[str, float | None]:
-    """How long completions are, for a run's metrics; those that ended by themselves apart."""
-    length_N = np.array([sample.length for sample in samples], dtype=float)
+def lengths_of(samples: Sequence[Sample], chosen: bool = False) -> dict[str, float | None]:
+    """How long completions are, for a run's metrics; those that ended by themselves apart.
+
+    chosen: only what the model said counts, not what tools and environments answered.
+    """
+    length_N = np.array([int(s.made.sum()) if chosen else s.length for s in samples], dtype=float)
     ended_N = np.array([sample.stop != "length" for sample in samples])
     metrics: dict[str, float | None] = {
         "completions/mean_length": float(length_N.mean()),

@@ -34,7 +34,7 @@ from grpo.language.rewards import Judgement, Rewards, spread, told
 from grpo.language.samples import Prompt, Sample, laid, lengths_of, rewards_of
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.speculation import Speculation
-from grpo.language.travel import pack, unpack
+from grpo.language.travel import digest, expect_same_prompts, pack, unpack
 from grpo.learners import marked, scored_now
 from grpo.protocols import Alone, Collected, CollectRequest, Part, Phase, Ranks, State, no_phase
 from grpo.rollouts import Rollouts, Status
@@ -112,18 +112,21 @@ class LanguageSource:
         """The groups that are asked for here. Their seeds, and those of the rewards, follow from their places."""
         starts = self._starts(request)
         own = request.slots.of(len(starts))
+        mine = {"rank": request.slots.rank, "prompts": digest(starts)}
         if not own:
-            return Part(None, starts, pack([]), partial(self._whole, request))
+            packed = pack([])
+            return Part(None, starts, State({**packed.values, **mine}, packed.arrays), partial(self._whole, request))
         samples, judged = self._tried(starts, request, own)
         rollouts = self._rollouts(samples, self.parts(samples, judged, always=True), starts, own, request)
         packed = pack(samples)
-        beside = State({**packed.values, "logged": judged.logged}, packed.arrays)
+        beside = State({**packed.values, **mine, "logged": judged.logged}, packed.arrays)
         return Part(rollouts.but(inputs=None), starts, beside, partial(self._whole, request))
 
     def _whole(self, request: CollectRequest, whole: Collected, besides: Sequence[State]) -> Collected:
         """Everybody's samples, and what is told of them."""
         with self._reading:  # other threads put more in
             self._steps = {step: asked for step, asked in self._steps.items() if step > request.step}
+        expect_same_prompts(besides)
         samples = unpack(besides, whole.starts, self.config.group_size)
         own, parts_NK = len(self.rewards.names), torch.as_tensor(whole.rollouts.reward_parts_NK)
         parts_NK = parts_NK[:, :own] if own and bool(parts_NK[:, own:].isnan().all()) else parts_NK
@@ -378,7 +381,8 @@ class LanguageSource:
 
     def illustrate(self, rows: Rollouts) -> list[dict[str, bytes]]:
         """Small pictures of the images that prompts hold, by the name of a file each."""
-        return thumbnails([sample.prompt.ids for sample in rows.inputs])
+        shown = [sample.prompt.ids if self.config.log_multimodal else () for sample in rows.inputs]
+        return thumbnails(shown)
 
     def evaluate(self, step: int) -> Mapping[str, float | None]:
         """Held-out prompts, by the current policy; nothing where there are none."""

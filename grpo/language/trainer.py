@@ -9,8 +9,8 @@ It builds a policy and a source and hands them to the trainer that everyone shar
 
 from __future__ import annotations
 
+import itertools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.language import preflight
 from grpo.language.build import Given, Parts, build, name_of, prompts_of
 from grpo.language.checks import notices
@@ -31,11 +32,8 @@ from grpo.language.config import LanguageConfig
 from grpo.language.data.prompts import Prompts
 from grpo.language.evaluate import EVALUATION, Evaluation, of_several
 from grpo.language.model import output
-from grpo.language.model.teacher import NoTeacher
 from grpo.language.model.warmup import warm_start
 from grpo.language.rates import rate_of
-from grpo.language.rewards.builtin import BUILTIN
-from grpo.language.rewards.lookup import Unloaded
 from grpo.language.samples import Message
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.source import PREFLIGHT, LanguageSource
@@ -117,7 +115,7 @@ class Around:
             raise ConfigError(f"pre-flight found what would waste the run:\n{text}\n(preflight=false goes on anyway)")
         for finding in findings if self._parts.source.ranks.chief else ():
             if finding.level == "warning":
-                warnings.warn(f"{finding.what}; {finding.remedy}", stacklevel=5)
+                warn(f"{finding.what}; {finding.remedy}")
             elif self._watched():
                 print(printable(f"note: {finding.what}" + (f"; {finding.remedy}" if finding.remedy else "")))
 
@@ -193,16 +191,14 @@ class GRPOTrainer(KnownTrainer):
         )  # fmt: skip
         parts = build(config, given)
         for notice in notices(parts.config):
-            warnings.warn(notice, stacklevel=2)
+            warn(notice)
         self.tokens, self.chat, self.given = parts.tokens, parts.chat, given
         self._callbacks, self._passing = Callbacks(callbacks or ()), list[Any]()
         adaptive = AdaptiveEntropy(parts.config) if parts.config.use_adaptive_entropy else None
         parts.source.adapts = adaptive
         self._around = Around(parts, optimizers[1], lambda: self.watched)
         super().__init__(
-            parts.config,
-            parts.policy,
-            parts.reference,
+            *(parts.config, parts.policy, parts.reference),
             optimizer=parts.optimizer,
             source=parts.source,
             hooks=[self._around, *([adaptive] if adaptive else []), self._callbacks],
@@ -211,6 +207,7 @@ class GRPOTrainer(KnownTrainer):
         )
         self.source.output = self.save_model
         self._judged: Evaluation | None = None
+        self._answers = itertools.count()  # of `generate`
         if isinstance(self.source.player, RolloutFunction):
             self.source.player.trainer = self
         self._introduce_callbacks()
@@ -273,7 +270,7 @@ class GRPOTrainer(KnownTrainer):
         over = self._callbacks.step_done(report, self._around.total or report.step, self.recipe, row)
         if self.config.log_completions and self.ranks.chief and report.step % self.config.run.log_every == 0:
             folder = None if self.run_folder is None else Path(self.run_folder)
-            tables.show(tables.completions(report), self.config, folder, self.watched)
+            tables.show(report, self.config, folder, self.watched)
         if self._callbacks.wishes("should_evaluate") and judged is None and self.source.held_out:
             judged = self.source.judge_held_out()
             report.metrics |= {f"eval/{name}": value for name, value in judged.metrics().items()}
@@ -353,10 +350,13 @@ class GRPOTrainer(KnownTrainer):
         drawn = replace(self.config.sampling, **sampling)
         return self.source.sample([prompt], 1, drawn, [seed])[0].text
 
-    def generate(self, prompts: Sequence[str | Sequence[Message]], count: int = 1, **sampling: Any) -> list[list[str]]:
-        """So many answers to each prompt, as the settings sample, or otherwise: temperature, top_p, max_tokens …"""
+    def generate(
+        self, prompts: Sequence[str | Sequence[Message]], count: int = 1, seed: int | None = None, **sampling: Any
+    ) -> list[list[str]]:
+        """So many answers to each prompt, sampled as set or otherwise (top_p, …); anew at each call without a seed."""
         rows = [self.source.prompts.prompt(prompt if isinstance(prompt, str) else list(prompt)) for prompt in prompts]
-        seeds = [mixed(self.config.seed, EVALUATION, number) for number in range(len(rows) * count)]
+        begin, numbers = (self.config.seed, self._answers) if seed is None else (seed, itertools.count())
+        seeds = [mixed(begin, EVALUATION, next(numbers)) for _ in range(len(rows) * count)]
         made = self.source.sample(rows, count, replace(self.config.sampling, **sampling), seeds)
         return [[sample.text for sample in made[at : at + count]] for at in range(0, len(made), count)]
 
@@ -438,10 +438,3 @@ class GRPOTrainer(KnownTrainer):
 def make_trainer(config: LanguageConfig) -> GRPOTrainer:
     """The trainer of a configuration, as the command line makes it."""
     return GRPOTrainer(args=config)
-
-
-def make_speaker(config: LanguageConfig) -> GRPOTrainer:
-    """The same for a model that is only talked to or saved: rewards are named, none of their code is loaded."""
-    rewards = [word if word.partition(":")[0] in BUILTIN else Unloaded(word) for word in config.rewards]
-    teacher = NoTeacher() if config.recipe.teacher_coef else None
-    return GRPOTrainer(args=config.but(rewards=()) if rewards else config, reward_funcs=rewards, teacher_model=teacher)

@@ -7,15 +7,18 @@ Letters: L tokens of all samples, end to end.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from grpo.errors import RanksDiffer
 from grpo.language.samples import Prompt, Sample
 from grpo.protocols import State
 
+PLAIN = (str, int, float, bool, type(None))
 ARRAYS = ("prompt", "ids", "made", "logp", "version", "environment")
 """Fields of a sample that do not travel as plain values; versions travel in the rollouts."""
 
@@ -37,6 +40,26 @@ def unpack(parts: Sequence[State], prompts: Sequence[Prompt], count: int) -> lis
     """The way back: everybody's samples, `count` of each prompt."""
     each = iter([prompt for prompt in prompts for _ in range(count)])
     return [sample for packed in parts for sample in _unpacked(packed, each)]
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """A fingerprint of what is asked, and of what rewards know of it that has one way to be written."""
+    found = hashlib.sha256()
+    for prompt in prompts:
+        plain = {name: value for name, value in prompt.columns.items() if isinstance(value, PLAIN)}
+        found.update(repr((list(map(int, prompt.ids)), sorted(plain.items()))).encode())
+    return found.hexdigest()[:16]
+
+
+def expect_same_prompts(parts: Sequence[State]) -> None:
+    """Raise where a rank asks something else than the others: its answers would be put behind their prompts."""
+    known = [told.values for told in parts if "prompts" in told.values]  # not of what another version left waiting
+    for told in known:
+        if told["prompts"] != known[0]["prompts"]:
+            raise RanksDiffer(
+                f"rank {told['rank']} has other prompts or answers than rank {known[0]['rank']}: the same rows must be "
+                "on every rank, in the same order; see docs/scaling.md"
+            )
 
 
 def _unpacked(packed: State, prompts: Iterator[Prompt]) -> Iterator[Sample]:

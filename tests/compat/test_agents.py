@@ -210,7 +210,7 @@ def test_a_rollout_function_makes_the_completions(tmp_path):
     made = trainer(tmp_path, rewards=worth_of, given={"rollout_func": rollout})
     row = learns(made).state.log_history[0]
     assert asked == [(3, made)] and row["reward"] == 1.0
-    assert row["completions/mean_length"] == 5.0
+    assert row["completions/mean_length"] == 4.0, "what others said does not count"
 
 
 def test_weights_reach_the_engine_before_a_rollout_function_uses_it(tmp_path):

@@ -4,10 +4,14 @@ import pytest
 from datasets import DatasetDict, IterableDatasetDict
 
 from grpo.config import ConfigError
-from tests.compat.scripts import STANDARD, learns, train, trainer
+from tests.compat.scripts import STANDARD, learns, spread, train, trainer
 
 FORMS = ["dataset", "iterable_dataset", "dataset_dict", "iterable_dataset_dict", "dict_of_dataset",
          "dict_of_iterable_dataset"]  # fmt: skip
+
+
+def longer(completions, **columns):
+    return [len(completion) / 100 for completion in completions]
 
 
 def held_out(form):
@@ -53,6 +57,29 @@ def test_evaluations_come_when_they_are_asked_for(tmp_path, more, steps):
     made = train(trainer(tmp_path, given={"eval_dataset": held_out("dataset")}, **how))
     rows = [row for row in made.state.log_history if "eval_reward" in row]
     assert [row["step"] for row in rows] == steps
+
+
+@pytest.mark.parametrize("kind", ["dataset", "dict_of_dataset"])
+def test_a_run_that_goes_on_has_the_evaluations_of_before_in_its_log(tmp_path, kind):
+    how = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    how |= {"num_generations_eval": 2, "per_device_eval_batch_size": 3}
+
+    def made(folder, steps):
+        given = {"eval_dataset": held_out(kind)}
+        return trainer(tmp_path / folder, rewards=[spread, longer], given=given, max_steps=steps, **how,
+                       reward_weights=[2.0, 0.5])  # fmt: skip
+
+    whole = train(made("whole", 3)).state.log_history
+    train(made("cut", 2))
+    found = train(made("cut", 3), resume_from_checkpoint=True).state.log_history
+    told = "eval_reward" if kind == "dataset" else "eval_data1_reward"
+    assert [(row["step"], told in row) for row in found] == [(row["step"], told in row) for row in whole]
+    for one, other in zip(whole, found, strict=True):
+        if told in one:
+            assert other.keys() <= one.keys() and {told, "step", "epoch"} <= other.keys()
+            for name in other:
+                if "runtime" not in name and "per_second" not in name:
+                    assert other[name] == pytest.approx(one[name], rel=1e-6), name
 
 
 def test_several_sets_are_told_apart_in_log_and_metrics(tmp_path):

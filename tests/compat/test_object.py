@@ -7,6 +7,7 @@ import torch
 from transformers import TrainerCallback
 
 from grpo.config import ConfigError
+from grpo.language.compat.history import earlier_rows
 from grpo.run import hub
 from tests.compat.scripts import STANDARD, spread, tokenizer, train, trainer
 
@@ -174,3 +175,22 @@ def test_a_run_is_resumed_as_scripts_do_it(tmp_path):
     assert again.steps_done == 3
     names = dict(whole.model.named_parameters())
     assert all(torch.equal(p, names[name]) for name, p in again.model.named_parameters())
+
+
+def test_a_run_that_goes_on_between_two_rows_has_those_of_one_that_never_stopped():
+    steps = [{"step": step, "loss": float(step), "num_tokens": 10.0 * step} for step in range(1, 6)]
+    rows, waiting = earlier_rows(steps, every=2, most=9)
+    assert rows == [{"step": 2, "loss": 1.5, "num_tokens": 20.0}, {"step": 4, "loss": 3.5, "num_tokens": 40.0}]
+    assert waiting == [{"loss": 5.0, "num_tokens": 50.0}]
+    assert earlier_rows(steps, every=2, most=1)[0] == rows[1:]
+    assert earlier_rows(steps[:4], every=2, most=9) == (rows, [])
+
+
+def test_a_reward_that_judged_nothing_keeps_its_place_and_its_weight():
+    told = {"step": 1, "eval/rewards/a": None, "eval/rewards/b": 1.0}
+    whole = {"step": 2, "eval/rewards/a": 2.0, "eval/rewards/b": 1.0}
+    rows, _ = earlier_rows([told, whole], every=9, most=9, weights=[0.1, 10.0])
+    assert rows == [
+        {"step": 1, "eval_rewards/b/mean": 1.0},
+        {"step": 2, "eval_rewards/a/mean": 2.0, "eval_rewards/b/mean": 1.0, "eval_reward": 10.2},
+    ]

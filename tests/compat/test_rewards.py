@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from grpo.config import ConfigError
+from grpo.language import rewards as known
 from tests.compat.scripts import CHATS, STANDARD, TEXTS, judge, learns, tokenizer, train, trainer
 
 
@@ -136,3 +137,21 @@ def test_one_reward_model_with_one_tokenizer(tmp_path):
 def test_without_a_reward_nothing_is_begun(tmp_path):
     with pytest.raises(ConfigError, match="there is no reward: give reward_funcs"):
         trainer(tmp_path, rewards=None)
+
+
+def chat(*texts):
+    return [[{"role": "assistant", "content": text}] for text in texts]
+
+
+def test_rewards_that_scripts_import_from_trl():
+    texts = chat(r"My answer is \boxed{\frac{1}{3}}", r"My answer is \boxed{\frac{1}{2}}", "12")
+    assert known.accuracy_reward(texts, [r"\frac{1}{3}", r"\frac{1}{3}", ""]) == [1.0, 0.0, None]
+    thought = chat(r"<think> so </think> It is \boxed{5}", r"<think> \boxed{5}", "<think>a</think><think>b</think>")
+    assert known.reasoning_accuracy_reward(thought, ["5"] * 3) == [1.0, 0.0, 0.0]
+    assert known.think_format_reward(thought) == [1.0, 0.0, 0.0]
+    scaled = known.get_cosine_scaled_reward(max_len=100)
+    ids = [[1] * 50, [1] * 200, []]
+    assert scaled(texts, [r"\frac{1}{3}"] * 2 + [""], completion_ids=ids) == [pytest.approx(0.75), -0.5, None]
+    assert known.get_repetition_penalty_reward(2)([[1, 2, 3, 4], [5] * 5, [1]]) == [0.0, -0.75, 0.0]
+    assert known.get_soft_overlong_punishment(100, 20)([[1] * 90, [1] * 10, [1] * 101]) == [-0.5, 0.0, -1.0]
+    assert scaled.__name__ == "cosine_scaled_reward"

@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,7 +92,7 @@ def test_a_demonstration_is_what_the_conversation_would_be(example):
         ids = torch.tensor(trainer.chat.encode(turns.pop(0), bare=False))
         return [SimpleNamespace(ids=ids, logp=None, stop="stop", kept=None, version=None)]
 
-    engine = SimpleNamespace(generate=generate, context=math.inf)
+    engine = SimpleNamespace(generate=generate, context=math.inf, conversing=nullcontext)
     [(_, [played])] = trainer.source.player(engine, [prompt], 1, trainer.config.sampling, [0])
     assert played.ids.tolist() == shown.ids.tolist() and played.made.tolist() == shown.made.tolist()
     assert played.text == prompt.columns["answer"] and (played.calls, played.failed_calls) == (1, 0)

@@ -50,6 +50,7 @@ def test_held_out_answers_become_right(seed):
     assert found["drawn last"] > found["drawn first"] + 0.3, found
 
 
+@pytest.mark.slow
 def test_rewards_for_the_answers_of_other_rows_teach_nothing():
     train, _ = rows()
     wrong = [row | {"answer": other["answer"]} for row, other in zip(train, train[1:] + train[:1], strict=True)]

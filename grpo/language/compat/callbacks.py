@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from grpo.language.compat.history import expect_known, final_row, mean_row, step_row
+from grpo.language.compat.history import earlier_rows, expect_known, final_row, mean_row, step_row
 from grpo.recipes import Recipe
+from grpo.run.folder import RunFolder
 from grpo.trainer import StepReport, Trainer
 
 if TYPE_CHECKING:
@@ -86,6 +87,13 @@ class Callbacks:
             return
         if self._first < 0:
             self._first = trainer.steps_done
+            if self._first and trainer.run_folder is not None:
+                folder = RunFolder.open(trainer.run_folder)
+                seconds = {row["step"]: row.get("total") for row in folder.each_step("timing.jsonl")}
+                before = ({**row, "step_time": seconds.get(row["step"])} for row in folder.each_step())
+                done = (row for row in before if row["step"] <= self._first)
+                rows, waiting = earlier_rows(done, self.log_every, MOST, trainer.recipe.reward_weights)
+                self._state.log_history[:0], self._waiting = rows, [*waiting, *self._waiting]
             self.tell("on_epoch_begin")
         self._state.global_step, self._step_began = trainer.steps_done, time.perf_counter()
         self.tell("on_step_begin")

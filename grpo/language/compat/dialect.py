@@ -323,7 +323,6 @@ FIELDS = (
     accept("batch_eval_metrics", _EVALUATION, False),
     accept("prediction_loss_only", _EVALUATION, False),
     # logging
-    refuse("log_multimodal", "prompts are text", True),
     refuse("log_completions_hub_repo", "samples stay in the run folder"),
     accept("logging_first_step", "log_history and the run folder have every step", False),
     always("logging_nan_inf_filter", "nothing is hidden: a loss that is not finite is counted, then stops the run"),

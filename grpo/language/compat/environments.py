@@ -19,12 +19,13 @@ from typing import Any
 from grpo.errors import ConfigError, line, nearest
 from grpo.language.data.chat import Chat, unquoted
 from grpo.language.engines import Engine, Sampling, Tokens
+from grpo.language.pictures.ids import PicturedIds
 from grpo.language.players import Groups
 from grpo.language.samples import Message, Prompt, Sample
 from grpo.language.turns.conversation import Conversation, introduce
 from grpo.language.turns.driving import Course
 from grpo.language.turns.talk import Talk
-from grpo.language.turns.tools import Answer, Call, Toolbox
+from grpo.language.turns.tools import Answer, Call, Toolbox, as_text
 
 OWN = ("reset", "get_reward")
 """Methods that are no tools."""
@@ -119,11 +120,10 @@ class EnvironmentConversation(Conversation):
             said = talk.environment.instance.reset(**row)
             if said is None and name == "":
                 return
-            messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + (said or "")}]
+            messages = [*messages[:-1], _with_text(messages[-1], as_text(said or ""))]
             text = self._offering(name, messages)
-            talk.prompt = replace(
-                prompt, ids=self._chat.encode(text, bare=False), text=unquoted(text), messages=messages
-            )
+            shown = prompt.ids.shown if isinstance(prompt.ids, PicturedIds) else ()
+            talk.prompt = replace(prompt, ids=self._chat.read(text, shown), text=unquoted(text), messages=messages)
             if len(talk.prompt.ids) >= context:
                 raise ConfigError(f"{len(talk.prompt.ids)} tokens leave no room in a context of {context:g}")
 
@@ -169,7 +169,9 @@ class EnvironmentConversation(Conversation):
         if problem is not None:
             return Answer(call.name, f"error: {problem}", False)
         try:
-            return Answer(call.name, str(finished(getattr(held.instance, call.name)(**call.arguments))), True)
+            return Answer(call.name, as_text(finished(getattr(held.instance, call.name)(**call.arguments))), True)
+        except ConfigError as error:
+            raise ConfigError(f"{self._name}.{call.name}: {error}") from None
         except Exception as error:  # anyone's code: the model is told, and can try again
             return Answer(call.name, f"error: {line(error)}", False)
 
@@ -183,6 +185,13 @@ class EnvironmentConversation(Conversation):
         """Let go of the processes that run tools."""
         if self._alone is not None:
             self._alone.close()
+
+
+def _with_text(message: Message, more: str) -> Message:
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + more}
+    return {**message, "content": [*content, {"type": "text", "text": more}]}
 
 
 def finished(value: Any) -> Any:

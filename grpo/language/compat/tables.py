@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from grpo.language.config import LanguageConfig
+from grpo.language.pictures.ids import PicturedIds
 from grpo.report import StepReport
 from grpo.run.inside import make_folder_inside, write_inside
 from grpo.run.progress import printable
@@ -38,8 +39,16 @@ def completions(report: StepReport) -> dict[str, list[Any]]:
     return found
 
 
-def show(table: Mapping[str, Sequence[Any]], config: LanguageConfig, folder: Path | None, watched: bool) -> None:
-    """Print it where somebody watches, keep it in the run's folder, and send it to trackers that are open."""
+def images(report: StepReport) -> list[list[Any]]:
+    """Of each completion the images of its prompt, where there are any."""
+    prompts = [sample.prompt.ids for sample in report.experience.rollouts.inputs]
+    return [[one.image() for one in ids.shown] if isinstance(ids, PicturedIds) else [] for ids in prompts]
+
+
+def show(report: StepReport, config: LanguageConfig, folder: Path | None, watched: bool) -> None:
+    """Print a step's table where somebody watches, keep it in the run's folder, and send it to trackers that are
+    open, there with the images that prompts hold."""
+    table = completions(report)
     if folder is not None:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow import parquet
@@ -48,9 +57,10 @@ def show(table: Mapping[str, Sequence[Any]], config: LanguageConfig, folder: Pat
             make_folder_inside(folder, "completions")
         made, name = pyarrow.table(dict(table)), f"completions/completions_{table['step'][0]:05d}.parquet"
         write_inside(folder, name, lambda file: parquet.write_table(made, file))
-    unique = _unique(table) if config.log_unique_prompts else table
     for name in ("wandb", "trackio"):
-        _send(sys.modules.get(name), unique)
+        tracker = sys.modules.get(name)
+        if tracker is not None and not (hasattr(tracker, "run") and tracker.run is None):
+            _send(tracker, report, table, config)
     if watched:
         _print(table, config.num_completions_to_print)
 
@@ -61,12 +71,14 @@ def _unique(table: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     return {name: [values[row] for row in sorted(rows)] for name, values in table.items()}
 
 
-def _send(tracker: Any, table: Mapping[str, Sequence[Any]]) -> None:
+def _send(tracker: Any, report: StepReport, table: Mapping[str, Sequence[Any]], config: LanguageConfig) -> None:
     """To a run that is open there."""
-    if tracker is None or (hasattr(tracker, "run") and tracker.run is None):
-        return
     import pandas  # type: ignore[import-untyped]
 
+    shown = images(report) if config.log_multimodal else []
+    if any(shown):
+        table = {**table, "image": [[tracker.Image(image) for image in some] for some in shown]}
+    table = _unique(table) if config.log_unique_prompts else table
     tracker.log({"completions": tracker.Table(dataframe=pandas.DataFrame(dict(table)))})
 
 

@@ -40,7 +40,7 @@ OWN_NAME = {
     "reward_weights": "", "entropy_coef": "", "entropy_target": "",
     "use_adaptive_entropy": "its weight moves once a step",
     "entropy_coef_min": "", "entropy_coef_max": "", "entropy_coef_delta": "", "log_completions": "",
-    "num_completions_to_print": "", "log_unique_prompts": "",
+    "num_completions_to_print": "", "log_unique_prompts": "", "log_multimodal": "thumbnails of samples, too",
 }  # fmt: skip
 """Fields that are ours by the same name and in the same sense, with what differs."""
 

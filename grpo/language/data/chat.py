@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, warn
 from grpo.language.engines import Tokens
 from grpo.language.pictures.ids import PicturedIds
 from grpo.language.pictures.pairing import MARK as IMAGE
@@ -32,6 +31,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipytho
 """Roles that templates know; a tokenizer may have one as a token."""
 LONGEST_END = 8
 """Tokens that the end of a turn has at most."""
+EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*$")
 TEMPLATE_REMEDY = "set tokenizer.chat_template, take an instruct model's tokenizer, or set skip_apply_chat_template"
 
 
@@ -274,7 +274,7 @@ class Chat:
         """Say it once."""
         if text not in self._told:
             self._told.add(text)
-            warnings.warn(text, stacklevel=3)
+            warn(text)
 
 
 def unquoted(text: str) -> str:
@@ -301,9 +301,9 @@ def check_prefixes(chat: Chat, role: str = "user") -> str | None:
             return str(error)
         if "further" not in later:
             return f"the chat template leaves out {role} messages"
-        if later.startswith(
-            asked + said
-        ):  # what is written around a last answer only (an empty thought) does not count
+        # What is written around a last answer only (an empty thought) does not count, nor is one that stands in its
+        # header alone (Qwen3 with enable_thinking: false) missed behind it: nobody thought there.
+        if later.startswith((asked + said, EMPTY_THOUGHT.sub("", asked) + said)):
             continue
         for earlier, what in ((asked, "the question and the assistant's header"), (answered, "an answer")):
             ids, later_ids = chat.encode(earlier, bare=False), chat.encode(later, bare=False)

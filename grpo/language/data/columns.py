@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, warn
 from grpo.language.data.rows import Row
 from grpo.language.pictures.pairing import is_image
 
@@ -91,7 +90,7 @@ class Columns:
                 raise ConfigError(f"{place}: no column {column}; found {there} — set {setting} to one of them")
         chosen = prompt or next((name for name in PROMPT_COLUMNS if name in names), "prompt")
         if chosen not in ("prompt", prompt) and template is None:
-            warnings.warn(f"{place}: {chosen} is taken as the prompt; set prompt_column for another", stacklevel=3)
+            warn(f"{place}: {chosen} is taken as the prompt; set prompt_column for another")
         answer = answer or next((name for name in ANSWER_COLUMNS if name in names), None)
         if after not in (None, AUTO) and answer is None:
             raise ConfigError(f"{place}: answer_after needs an answer; found {there} — set answer_column")
@@ -108,10 +107,9 @@ class Columns:
             return self
         if not marked(rows, self.answer):
             return replace(self, after=None)
-        warnings.warn(
+        warn(
             f"{place}: {self.answer} ends in '{GSM8K} …'; rewards get what follows as the answer, the whole text as "
             "answer_full; answer_after=None gives them all of it",
-            stacklevel=3,
         )
         return replace(self, after=GSM8K, found=True)
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, warn
 from grpo.language.data.chat import Chat
 from grpo.language.data.columns import ENOUGH, Columns
 from grpo.language.data.rows import Row, Rows, load, read_rows
@@ -146,7 +145,7 @@ class Prompts:
             return self._stream.batch(step * size, size)
         count = len(self)
         if count < size and not self._orders:
-            warnings.warn(f"{count} prompts for {size} in a step: some come more than once in it", stacklevel=2)
+            warn(f"{count} prompts for {size} in a step: some come more than once in it")
         places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
         return [self[self._order(epoch)[i]] for epoch, i in places]
 
@@ -177,7 +176,7 @@ class Prompts:
         One that began before a mark was looked for goes on with all of the text as the answer.
         """
         if fingerprint == self._fingerprint_whole:
-            warnings.warn("this run began with all of the text as the answer and goes on so", stacklevel=3)
+            warn("this run began with all of the text as the answer and goes on so")
             self.take_whole()
         return fingerprint == self.fingerprint
 
@@ -253,10 +252,9 @@ class Prompts:
             length_N, digests = np.array([row["length"] for row in each]), [row["digest"] for row in each]
             quotes_N = np.array([row["quotes"] for row in each])
         if quotes_N.any():
-            warnings.warn(
+            warn(
                 f"{quotes_N.sum()} of {len(quotes_N)} prompts hold the text of the tokenizer's control tokens (the "
                 f"first: {self._place(int(quotes_N.argmax()))}); it is read as text",
-                stacklevel=3,
             )
 
         fits_N = np.array([self._fits(length, i) for i, length in enumerate(length_N.tolist())])
@@ -271,10 +269,9 @@ class Prompts:
         kept_P = np.arange(len(fits_N)) if cut else fits_N.nonzero()[0]
         if over:
             done = "cut at their beginning" if cut else "left out"
-            warnings.warn(
+            warn(
                 f"{over} of {len(fits_N)} prompts are over {self._limited_by} and are {done} (the first: "
                 f"{self._place(int(fits_N.argmin()))}); raise that, or see overlong_prompts",
-                stacklevel=3,
             )
         return kept_P, digests
 
@@ -291,11 +288,10 @@ def _sequence(rows: Any) -> Any:
 def _tell_of_images(rows: Any, column: str | None, name: str) -> None:
     """Say that a model which reads text alone sees nothing of the images that rows hold."""
     if column is not None and any(holds_images(rows[i].get(column)) for i in range(min(len(rows), ENOUGH))):
-        warnings.warn(
+        warn(
             f"{name}: the column {column} holds images and the model reads text alone: it is left out. Name an "
             "image-text model; of one that does both (Gemma 3) set image_column, or pass its processor as "
             "processing_class",
-            stacklevel=3,
         )
 
 

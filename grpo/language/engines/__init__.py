@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeVar
@@ -111,6 +112,13 @@ class Engine(Protocol):
         What comes out does not depend on them, up to rounding. They stand until others take their place.
         """
         return
+
+    def conversing(self, party: int = 0, of: int = 1) -> AbstractContextManager[None]:
+        """Inside, prompts may go on from what was made: an engine may keep what saves reading it again.
+
+        party: of so many that are sampled apart, inside of the former: what one finds does not depend on the others.
+        """
+        return nullcontext()
 
     def metrics(self) -> Mapping[str, float]:
         """Of the last rollout; they depend on the machine."""

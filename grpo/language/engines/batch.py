@@ -22,8 +22,8 @@ class LiveRows:
 
     row_N: Tensor
     """Their numbers in the batch."""
-    length_N: Tensor
-    """Of the prompt."""
+    next_N: Tensor
+    """The position of what comes behind the prompt: its length, unless images count otherwise."""
     limit_N: Tensor
     mask_NT: Tensor | None
     """1 where there is a token; None: nothing is padded, and attention takes its faster paths."""
@@ -33,10 +33,15 @@ class LiveRows:
 
     def keep(self, going: Tensor) -> None:
         """These of them go on."""
-        self.row_N, self.length_N, self.limit_N = self.row_N[going], self.length_N[going], self.limit_N[going]
+        self.row_N, self.next_N, self.limit_N = self.row_N[going], self.next_N[going], self.limit_N[going]
         self.mask_NT = None if self.mask_NT is None else self.mask_NT[going]
         self.seen_NV = None if self.seen_NV is None else self.seen_NV[going]
         self.cache.batch_select_indices(going)
+
+    def ended(self, over: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor | None]:
+        """Keys and values of these, and where their tokens are."""
+        layers = [(layer.keys[over], layer.values[over]) for layer in self.cache.layers]
+        return layers, None if self.mask_NT is None else self.mask_NT[over]
 
     def append(self, token_N: Tensor) -> None:
         """A token more in each."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from typing import Any
 
 from torch import nn
 
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.language.engines import Engine, Tokens
 from grpo.language.engines.copied import CopyEngine
 from grpo.language.engines.hf import HFEngine
@@ -28,7 +28,7 @@ def make_engine(name: str, model: nn.Module, tokens: Tokens, ahead: bool = False
         if reason and ahead:
             raise ConfigError(f"staleness > 0 needs engine=vllm with servers here; our own loop cannot: {reason}")
         if reason:
-            warnings.warn(f"sampling with transformers' generate, our own loop cannot: {reason}", stacklevel=2)
+            warn(f"sampling with transformers' generate, our own loop cannot: {reason}")
         name = "transformers" if reason else "inline"
     kind = CopyEngine if ahead and name == "inline" else _kind(name)
     known = inspect.signature(kind).parameters
@@ -40,9 +40,7 @@ def make_engine(name: str, model: nn.Module, tokens: Tokens, ahead: bool = False
         takes = ", ".join(name for name in known if name not in ("model", "tokens"))
         raise ConfigError(f"engine_kwargs: {name} does not take {', '.join(sorted(wrong))}; it takes {takes}")
     if kind is CopyEngine and next(model.parameters()).device.type == "cpu":
-        warnings.warn(
-            "on a CPU staleness pays where rewards take long, and hardly else; see docs/servers.md", stacklevel=2
-        )
+        warn("on a CPU staleness pays where rewards take long, and hardly else; see docs/servers.md")
     if name == "vllm":
         engine_kwargs["ahead"] = ahead
     engine: Engine = kind(model, tokens, **engine_kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from threading import RLock
 
@@ -32,6 +32,7 @@ class CopyEngine(Engine):
         rows_at_a_time: int | None = None,
         graphs: bool | None = None,
         blocks: int | None = None,
+        kept_bytes: int | None = None,
     ) -> None:
         """sampler_device: where the copy is, cuda:1 say; None: beside the model. The others are `InlineEngine`'s."""
         self.model, self._version = model, 0
@@ -42,22 +43,31 @@ class CopyEngine(Engine):
             said = " ".join(str(error).split())[:200]
             raise ConfigError(f"staleness > 0 with engine=inline needs a second copy of the model: {said}") from error
         self._copy = made
-        self._inner = InlineEngine(made, tokens, rows_at_a_time=rows_at_a_time, graphs=graphs, blocks=blocks)
+        self._inner = InlineEngine(
+            made, tokens, rows_at_a_time=rows_at_a_time, graphs=graphs, blocks=blocks, kept_bytes=kept_bytes
+        )
         self.context = self._inner.context
         self._turn = RLock()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        """On a GPU the copy computes beside the model, not in turn with it."""
+        self._follow()
 
     def generate(
         self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]
     ) -> list[Completion]:
         """`count` completions of each prompt, those of a prompt together; a seed for every completion."""
-        with self._turn:
+        with self._turn, torch.cuda.stream(self._stream):  # none where there is no GPU
             return [self._dated(made) for made in self._inner.generate(prompts, count, sampling, seeds)]
 
     def stream(self, prompts: Sequence[Sequence[int]], count: int, sampling: Sampling, seeds: Sequence[int]) -> Groups:
         """The same, a prompt's number and its completions at a time, as soon as the last of them has ended."""
         with self._turn, closing(self._inner.stream(prompts, count, sampling, seeds)) as groups:
-            for number, group in groups:
-                yield number, [self._dated(made) for made in group]
+            while True:
+                with torch.cuda.stream(self._stream):  # not while somebody else is at it
+                    found = next(groups, None)
+                if found is None:
+                    return
+                yield found[0], [self._dated(made) for made in found[1]]
 
     def refresh(self, version: int = 0) -> None:
         """Fetch the policy's weights, once what is being sampled has ended."""
@@ -65,6 +75,7 @@ class CopyEngine(Engine):
             held = dict(_tensors(self._copy))
             for name, tensor in _tensors(self.model):
                 held[name].copy_(tensor)
+            self._follow()
             self._version = version
             self._inner.refresh(version)
 
@@ -73,6 +84,10 @@ class CopyEngine(Engine):
         with self._turn:
             self._version = version
 
+    def conversing(self, party: int = 0, of: int = 1) -> AbstractContextManager[None]:
+        """Inside, what was made may be gone on from."""
+        return self._inner.conversing(party, of)
+
     def metrics(self) -> Mapping[str, float]:
         """Of the last rollout; they depend on the machine."""
         return self._inner.metrics()
@@ -80,6 +95,12 @@ class CopyEngine(Engine):
     def close(self) -> None:
         """Let go of memory."""
         self._inner.close()
+
+    def _follow(self) -> None:
+        """Nothing is sampled before the weights are there."""
+        if self._stream is not None:
+            for device in {self._stream.device, next(self.model.parameters()).device}:
+                self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def _dated(self, made: Completion) -> Completion:
         return replace(made, version=torch.full((len(made.ids),), self._version))

@@ -15,7 +15,8 @@ from transformers import GenerationConfig, StoppingCriteriaList
 
 from grpo.config import ConfigError
 from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens, in_groups
-from grpo.language.engines.inline import bare, check, context_of, evaluating, left_padded
+from grpo.language.engines.inline import bare, check, context_of, evaluating
+from grpo.language.engines.reading import left_padded
 from grpo.language.engines.sampling import StopTexts
 from grpo.language.pictures import features
 from grpo.seeding import mixed

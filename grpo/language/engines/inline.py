@@ -1,7 +1,8 @@
 """Our own sampling loop over the very module that is trained: no copy of the weights, nothing to keep in step.
 
 A prompt is read once and its keys and values are shared out to its completions; rows that have ended leave the batch,
-so that the cost follows the rows that are still written. Log-probs are recorded as the tokens are drawn. On a GPU the
+so that the cost follows the rows that are still written. Between the turns of a conversation they are kept
+(`prefixes`), and a turn reads what is new in it. Log-probs are recorded as the tokens are drawn. On a GPU the
 steps are captured as CUDA graphs (`cuda_graphs`), where the model allows it.
 """
 
@@ -10,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,21 +22,25 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.language.engines import Completion, Engine, Groups, Sampling, Stop, Tokens
 from grpo.language.engines.attention import folded_heads, give_room
 from grpo.language.engines.batch import LiveRows, Written
 from grpo.language.engines.drafts import Begun, Draft, begun, up_to_end
 from grpo.language.engines.linears import laid_out
+from grpo.language.engines.prefixes import KEPT_BYTES, Prefixes, Remembered, can_keep
+from grpo.language.engines.reading import Reader
 from grpo.language.engines.sampling import StopTexts, draw, uniforms
+from grpo.language.pictures.ids import alike, then
 from grpo.language.scoring.head import unrounded
 
 if TYPE_CHECKING:
     from grpo.language.engines.cuda_graphs.model_runner import ModelRunner
 
+PICTURED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "idefics3", "smolvlm", "llava", "llava_next")
+"""Layouts of image-text models whose prompts with images are read here as the module itself reads them."""
 LOGITS = 2**26
 """That are there at a time when drafts are checked."""
-TOKENS_AT_A_TIME = 16_384
-"""Of prompts in one pass: enough to keep a GPU busy, and little memory."""
 
 
 class InlineEngine(Engine):
@@ -53,22 +57,43 @@ class InlineEngine(Engine):
         rows_at_a_time: int | None = None,
         graphs: bool | None = None,
         blocks: int | None = None,
+        kept_bytes: int | None = None,
     ) -> None:
-        """rows_at_a_time, blocks (of keys and values): at most; None: by need. graphs: None: where there is a GPU."""
+        """rows_at_a_time, blocks (of keys and values): at most; None: by need. graphs: None: where there is a GPU.
+        kept_bytes: of keys and values that are kept between turns, at most; 0: every turn reads all of its own;
+        None: a gibibyte, and nothing where steps are captured on a GPU."""
         reason = self.supports(model)
         if reason:
             raise ConfigError(f"engine=inline cannot run this model: {reason}; use engine=transformers")
+        config: Any = model.config
+        if tokens.unsaid and config.model_type not in PICTURED:
+            raise ConfigError(
+                f"engine=inline reads the images of {', '.join(PICTURED)}, not of {config.model_type}; use "
+                "engine=transformers"
+            )
+        if tokens.unsaid and graphs:
+            raise ConfigError("engine_kwargs: graphs: images are read by the plain loop; leave graphs out, or false")
         self.model, self.tokens, self.rows_at_a_time = model, tokens, rows_at_a_time
         self.context = context_of(model)
         known = inspect.signature(bare(model).forward).parameters
-        self._takes = {name for name in ("position_ids", "logits_to_keep") if name in known}
+        self._reader = Reader(model, tokens.pad, known)
         self._blocks = blocks
+        most = KEPT_BYTES if kept_bytes is None else kept_bytes
+        may_keep = most > 0 and not tokens.unsaid  # equal ids may show different images
+        # With graphs on a GPU nobody has measured yet that it pays: who asks for it gets it.
+        self._keeps = may_keep and (kept_bytes is not None or next(model.parameters()).device.type != "cuda")
+        may_keep = may_keep and "position_ids" in self._reader.takes and can_keep(model, model.config)
+        self._prefixes, self._most = Prefixes(most) if may_keep else None, most
+        self._parties: dict[int, Prefixes] = {}
+        """Of the present rollout, where some are sampled apart."""
+        self._rollouts = 0
+        """Of conversations, that are under way."""
         self._expected: Mapping[int, Sequence[int]] = {}
         self._drafted = self._accepted = 0
         on_gpu = next(model.parameters()).device.type == "cuda"
         self._runner: ModelRunner | None = None
         self.repeatable = not on_gpu
-        self._graphs = on_gpu if graphs is None else graphs
+        self._graphs = on_gpu and not tokens.unsaid if graphs is None else graphs
         """Whether steps are captured; not again once it has been found that they cannot be."""
 
     @staticmethod
@@ -85,7 +110,8 @@ class InlineEngine(Engine):
         if getattr(bare(model), "_is_stateful", False):
             return "it carries a recurrent state, which padding would change"
         takes = inspect.signature(bare(model).forward).parameters
-        if not {"past_key_values", "use_cache", "attention_mask"} <= takes.keys():
+        named = {"past_key_values", "attention_mask"} | (set() if config.model_type in PICTURED else {"use_cache"})
+        if not named <= takes.keys():
             return "its forward takes no cache"
         if getattr(config.get_text_config(decoder=True), "attention_chunk_size", None):
             return "its attention works in chunks, which padding would shift"
@@ -106,7 +132,10 @@ class InlineEngine(Engine):
         room = check(self.model, prompts, count, sampling, seeds)
         if not prompts:
             return
-        with evaluating(self.model), unrounded(_head(self.model)):
+        if not self._rollouts:  # what follows is no conversation: of the last one nothing is told any more
+            for book in self._books:
+                book.asked = book.found = 0
+        with evaluating(self.model), unrounded(head_of(self.model)):
             runner = self._graph_runner(max(map(len, prompts)) + max(room))
             if runner is not None:
                 from grpo.language.engines.cuda_graphs.scheduler import Scheduler
@@ -135,6 +164,8 @@ class InlineEngine(Engine):
             self._without_graphs(str(reason))
             return None
         self._runner = self._runner or ModelRunner(self.model, self.tokens, blocks=self._blocks)
+        if self._rollouts and self._keeps and not self._runner.conversing:
+            self._runner.converse(True)
         try:
             self._runner.prepare(positions)
         except Unsupported as reason:
@@ -144,7 +175,7 @@ class InlineEngine(Engine):
     def _without_graphs(self, reason: str) -> None:
         self._graphs, self._runner = False, None
         kind = type(bare(self.model)).__name__
-        warnings.warn(f"sampling without CUDA graphs, which is slower: {kind}: {reason}", stacklevel=4)
+        warn(f"sampling without CUDA graphs, which is slower: {kind}: {reason}")
 
     def _rows(
         self,
@@ -164,7 +195,7 @@ class InlineEngine(Engine):
         step = self.rows_at_a_time or max(len(rows), 1)
         for start in range(0, len(rows), step):
             batch = rows[start : start + step]
-            asked = [[*prompts[i // count], *said[i]] for i in batch]
+            asked = [then(prompts[i // count], said[i]) for i in batch]
             limits = [room[i // count] - len(said[i]) for i in batch]
             some = self._batch(asked, limits, sampling, [seeds[i] for i in batch], [said[i] for i in batch])
             for row, completion in some:
@@ -213,11 +244,50 @@ class InlineEngine(Engine):
         """What completions with these seeds may turn out to be."""
         self._expected = drafts
 
+    @contextmanager
+    def conversing(self, party: int = 0, of: int = 1) -> Iterator[None]:
+        """Inside, what was made may be gone on from; parties have an equal share each."""
+        mine = self._prefixes
+        if mine is not None and not self._rollouts:
+            mine.kept.asked = mine.kept.found = 0
+            self._parties.clear()
+        if mine is not None and of > 1:
+            self._prefixes = self._parties.setdefault(party, Prefixes(self._most // of))
+        self._rollouts += 1
+        try:
+            yield
+        finally:
+            self._prefixes = mine
+            self._rollouts -= 1
+            if not self._rollouts:
+                self.refresh()
+                if self._runner is not None and self._runner.conversing:
+                    self._runner.converse(False)
+
+    def refresh(self, version: int = 0) -> None:
+        """What is kept is the old weights'."""
+        for one in self._kept:
+            one.forget()
+        if self._runner is not None:
+            self._runner.kept.forget(self._runner.blocks)
+
     def metrics(self) -> Mapping[str, float]:
         """Of the last rollout."""
         if self._runner is not None:
             return self._runner.metrics()
-        return {"engine/draft_accepted": self._accepted / self._drafted} if self._drafted else {}
+        told = {"engine/draft_accepted": self._accepted / self._drafted} if self._drafted else {}
+        if asked := sum(one.kept.asked for one in self._kept):
+            told["engine/prompt_kept"] = sum(one.kept.found for one in self._kept) / asked
+        return told
+
+    @property
+    def _kept(self) -> list[Prefixes]:
+        return [*self._parties.values(), *([] if self._prefixes is None else [self._prefixes])]
+
+    @property
+    def _books(self) -> list[Remembered[Any]]:
+        """Of all that may be kept."""
+        return [one.kept for one in self._kept] + ([] if self._runner is None else [self._runner.kept.book])
 
     def make_room(self) -> bool:
         """Let go of what is kept between rollouts; whether there was anything."""
@@ -239,11 +309,13 @@ class InlineEngine(Engine):
         device, steps = next(self.model.parameters()).device, max(limits)
         live, logits_NV = self._prefill(prompts, limits, sampling.repetition_penalty != 1.0, device)
         eos = torch.tensor(sorted(self.tokens.eos), dtype=torch.long, device=device)
+        unsaid = sorted(self.tokens.unsaid)
+        never = torch.tensor(unsaid, dtype=torch.long, device=device) if unsaid else None
         stops = StopTexts(self.tokens.tokenizer, sampling.stop) if sampling.stop else None
         uniform_NT = uniforms(seeds, steps, [len(ids) for ids in said]).to(device)
         written = Written.empty(len(prompts), steps, self.tokens.pad, device)
         for t in range(steps):
-            drawn = draw(logits_NV, sampling, uniform_NT[live.row_N, t], live.seen_NV)
+            drawn = draw(logits_NV, sampling, uniform_NT[live.row_N, t], live.seen_NV, never)
             written.put(live.row_N, t, drawn)
             eos_N = torch.isin(drawn.token_N, eos)
             stop_N = torch.zeros_like(eos_N)
@@ -254,7 +326,10 @@ class InlineEngine(Engine):
             over_N = eos_N | stop_N | (live.limit_N <= t + 1)
             token_N = drawn.token_N
             if bool(over_N.any()):
-                over = (x[over_N].tolist() for x in (live.row_N, eos_N, stop_N))
+                over = [x[over_N].tolist() for x in (live.row_N, eos_N, stop_N)]
+                if self._rollouts and self._prefixes is not None:
+                    ids = [[*prompts[row], *written.made_NT[row, :t].tolist()] for row in over[0]]
+                    self._prefixes.put(ids, *live.ended(over_N.nonzero()[:, 0]))
                 for row, by_eos, by_stop in zip(*over, strict=True):
                     reason: Stop = "eos" if by_eos else "stop" if by_stop else "length"
                     yield row, written.completion(row, t + 1, reason, greedy=sampling.temperature == 0.0)
@@ -264,19 +339,20 @@ class InlineEngine(Engine):
                 live.keep(going)
                 token_N = token_N[going]
             live.append(token_N)
-            logits_NV = self._forward(token_N[:, None], live.length_N[:, None] + t, live.mask_NT, live.cache)
+            logits_NV = self._reader.forward(token_N[:, None], live.next_N[:, None] + t, live.mask_NT, live.cache)
 
     def _prefill(
         self, prompts: Sequence[Sequence[int]], limits: Sequence[int], penalty: bool, device: torch.device
     ) -> tuple[LiveRows, Tensor]:
         """All rows, and the logits behind their prompts; rows of one prompt share what was read."""
-        distinct = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        source_N = torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=device)
-        logits_PV, cache = self._prefill_distinct(list(distinct), device)
-        logits_NV = logits_PV[source_N]
+        distinct = {alike(prompt): prompt for prompt in prompts}
+        number = {key: i for i, key in enumerate(distinct)}
+        source_N = torch.tensor([number[alike(prompt)] for prompt in prompts], device=device)
+        kept = self._prefixes if self._rollouts else None
+        logits_PV, cache, mask_PT, next_P = self._reader.read(list(distinct.values()), device, kept)
+        logits_NV, mask_NT = logits_PV[source_N], mask_PT[source_N]
         cache.batch_select_indices(source_N)
         give_room(cache)
-        _, mask_NT = left_padded(prompts, self.tokens.pad, device)
         seen_NV = None
         if penalty:
             seen_NV = torch.zeros_like(logits_NV, dtype=torch.bool)
@@ -284,59 +360,13 @@ class InlineEngine(Engine):
                 row_V[list(prompt)] = True
         live = LiveRows(
             row_N=torch.arange(len(prompts), device=device),
-            length_N=torch.tensor([len(prompt) for prompt in prompts], device=device),
+            next_N=next_P[source_N],
             limit_N=torch.tensor(limits, device=device),
             mask_NT=None if bool(mask_NT.all()) else mask_NT,
             seen_NV=seen_NV,
             cache=cache,
         )
         return live, logits_NV
-
-    def _prefill_distinct(self, prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Any]:
-        """Logits behind every prompt, and the cache that holds them, padded on the left.
-
-        `prompts` come shortest first; those of similar length are read together.
-        """
-        config: Any = self.model.config
-        parts, start = [], 0
-        while start < len(prompts):
-            end = start + 1
-            while end < len(prompts) and _together(len(prompts[start]), len(prompts[end]), end + 1 - start):
-                end += 1
-            parts.append(prompts[start:end])
-            start = end
-        logits, caches = [], []
-        for part in parts:
-            ids_PT, mask_PT = left_padded(part, self.tokens.pad, device)
-            caches.append(DynamicCache(config=config))
-            position_PT = (mask_PT.cumsum(-1) - 1).clamp(min=0)
-            mask = None if bool(mask_PT.all()) else mask_PT
-            logits.append(self._forward(ids_PT, position_PT, mask, caches[-1]))
-        return torch.cat(logits), _merged(caches)
-
-    def _forward(self, ids_NT: Tensor, position_NT: Tensor, mask_NT: Tensor | None, cache: Any) -> Tensor:
-        """Logits behind the last token. Without a mask, attention takes its faster paths."""
-        further: dict[str, Any] = {"position_ids": position_NT, "logits_to_keep": 1}
-        further = {name: value for name, value in further.items() if name in self._takes}
-        out = self.model(input_ids=ids_NT, attention_mask=mask_NT, past_key_values=cache, use_cache=True, **further)
-        logits_NV: Tensor = out.logits[:, -1]
-        return logits_NV
-
-
-def _together(shortest: int, longest: int, count: int) -> bool:
-    """Whether so many prompts are read in one pass: at most a third of padding, and a bounded number of tokens."""
-    return 2 * longest <= 3 * shortest and longest * count <= TOKENS_AT_A_TIME
-
-
-def _merged(caches: Sequence[Any]) -> Any:
-    """One cache of all rows, in the last one's place, which is the longest: the others are padded on the left."""
-    for layers in zip(*(cache.layers for cache in caches), strict=True):
-        for name in ("keys", "values"):
-            states = [getattr(layer, name) for layer in layers]
-            size = states[-1].shape[-2]
-            padded = [nn.functional.pad(state, (0, 0, size - state.shape[-2], 0)) for state in states]
-            setattr(layers[-1], name, torch.cat(padded))
-    return caches[-1]
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -345,7 +375,8 @@ def bare(model: nn.Module) -> nn.Module:
     return inner
 
 
-def _head(model: nn.Module) -> Any:
+def head_of(model: nn.Module) -> Any:
+    """What makes logits of hidden states."""
     inner: Any = bare(model)
     return inner.get_output_embeddings()
 
@@ -380,14 +411,6 @@ def check(
             )
         room.append(int(min(sampling.max_new_tokens, context - len(prompt))))
     return room
-
-
-def left_padded(prompts: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(P, T) ids and their mask, 1 where there is a token; all prompts end in the last column."""
-    longest = max(map(len, prompts))
-    ids = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 @contextmanager

@@ -54,14 +54,25 @@ def uniforms(seeds: Sequence[int], length: int, starts: Sequence[int] = ()) -> T
     return torch.from_numpy(np.stack([Numbers(seed, start).next(length) for seed, start in places]))
 
 
-def draw(logits_NV: Tensor, sampling: Sampling, uniform_N: Tensor, seen_NV: Tensor | None = None) -> Drawn:
-    """Choose a token for every row; `seen_NV` marks the tokens that the repetition penalty is about."""
+def draw(
+    logits_NV: Tensor,
+    sampling: Sampling,
+    uniform_N: Tensor,
+    seen_NV: Tensor | None = None,
+    never: Tensor | None = None,
+) -> Drawn:
+    """Choose a token for every row; `seen_NV` marks the tokens that the repetition penalty is about.
+
+    never: tokens that are not drawn, those that stand for images.
+    """
     scaled_NV = logits_NV.float()
     if sampling.temperature not in (0.0, 1.0):
         scaled_NV = scaled_NV / sampling.temperature
     chosen_NV = scaled_NV
     if seen_NV is not None:
         chosen_NV = torch.where(seen_NV, penalised(scaled_NV, sampling.repetition_penalty), scaled_NV)
+    if never is not None:
+        chosen_NV = chosen_NV.index_fill(-1, never, -torch.inf)
     best_N1 = scaled_NV.amax(-1, keepdim=True)
     weight_NV = (scaled_NV - best_N1).exp_()
     total_N = weight_NV.sum(-1)
@@ -71,7 +82,7 @@ def draw(logits_NV: Tensor, sampling: Sampling, uniform_N: Tensor, seen_NV: Tens
     else:
         keep_NV = survivors(chosen_NV, sampling)
         drawn_NV = weight_NV
-        if seen_NV is not None:
+        if chosen_NV is not scaled_NV:
             drawn_NV = (chosen_NV - chosen_NV.amax(-1, keepdim=True)).exp_()
         if keep_NV is not None:
             kept_N = (weight_NV * keep_NV).sum(-1) / total_N

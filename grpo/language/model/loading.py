@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.language.config import LanguageConfig
 from grpo.language.model import vision
 from grpo.language.model.adapters import is_adapted
+from grpo.language.model.bars import without_bars
 from grpo.language.model.damage import expect_whole, told
 from grpo.models import device_of
 
@@ -43,7 +44,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
     if not config.model:
         raise ConfigError("no model was named; set model to a hub id, a folder or a .gguf file, e.g. --model PATH")
     if config.trust_remote_code:
-        warnings.warn(f"trust_remote_code is on: code that comes with {config.model} will run here", stacklevel=2)
+        warn(f"trust_remote_code is on: code that comes with {config.model} will run here")
     place, more = _place(config)
     if trained_whole and device_of(config.device) == "cpu" and arithmetic(config) == torch.float16:
         raise ConfigError("dtype=float16 cannot be computed on a CPU; use float32 or bfloat16")
@@ -65,7 +66,8 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
                     f"model={config.model} is a {shape.model_type} model, not a causal language model; name one that "
                     "AutoModelForCausalLM or AutoModelForImageTextToText loads"
                 )
-        model = _whole(causal, config, place, {"dtype": dtype, **more})
+        with without_bars():
+            model = _whole(causal, config, place, {"dtype": dtype, **more})
     if config.quantize == "none":
         model.to(device_of(config.device))
     return model

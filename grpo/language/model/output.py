@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo.language.config import LanguageConfig
 from grpo.language.model.adapters import is_adapted, merged
+from grpo.language.model.bars import without_bars
 from grpo.language.model.reference import NAME
 from grpo.run.files import write_atomic
 from grpo.run.inside import expect_no_links
@@ -44,7 +45,8 @@ def save_model(
         if generation is not None:
             generation.save_pretrained(path)
     else:
-        kept.save_pretrained(path)
+        with without_bars():
+            kept.save_pretrained(path)
     tokenizer.save_pretrained(path)
     write_card(
         path, model, config, adapter=is_adapted(kept), step=step, metrics=metrics, rewards=rewards, data=data, name=name

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import math
-import time
-import urllib.error
-import urllib.request
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,17 +10,34 @@ from typing import Any
 import torch
 
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.language.config import LanguageConfig
+from grpo.language.port import Port
 from grpo.language.samples import Sample
 from grpo.rollouts import Taught
 
 AT_ONCE = 64
 """Rows that are asked for at a time; a server batches them itself."""
-TRANSIENT = {408, 429, 502, 503, 504}
-"""Answers of a server that is overloaded or on its way; others do not get better by asking again."""
 TEXT = "Wörter, numbers 0123456789 and\n\tspaces"
 PROBES = 256
 """Tokens, spread over the vocabulary, whose text is compared."""
+
+
+class TeacherPort(Port):
+    """The server that `teacher` names."""
+
+    setting = "teacher"
+    late = "start it (vllm serve TEACHER --port 8000), or raise teacher_timeout"
+
+    def __str__(self) -> str:
+        return f"teacher={self.url}"
+
+    def remedy(self, path: str, problem: str) -> str:
+        """How it is served with as many choices of a token as are wanted."""
+        told = "logprob" in problem.lower()
+        return (
+            "; serve it with --max-logprobs of teacher_top_k at least, or lower that" if told else "; see its own log"
+        )
 
 
 class ServedReader:
@@ -34,22 +45,15 @@ class ServedReader:
 
     def __init__(self, config: LanguageConfig, tokenizer: Any, vocabulary: int) -> None:
         """vocabulary: tokens in the student's head."""
-        self._url, self._deadline = str(config.teacher).rstrip("/").removesuffix("/v1"), config.teacher_timeout
         self.vocabulary = vocabulary
         if config.temperature != 1:
             raise ConfigError(
                 f"a teacher on a server gives log-probs at temperature 1, and the student samples at "
                 f"{config.temperature:g}; set temperature=1, or give the teacher as a folder"
             )
-        # A machine of our own is asked directly, whatever proxy the environment names for the world outside.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            served = self._call("/v1/models")["data"][0]
-            self._name, self.context = str(served["id"]), float(served["max_model_len"])
-        except (KeyError, IndexError, TypeError) as error:
-            raise ConfigError(
-                f"teacher={self._url} serves no model ({error!r}); start it: vllm serve TEACHER"
-            ) from None
+        self._port = TeacherPort(str(config.teacher), config.teacher_timeout)
+        self._name, context = self._port.served()
+        self.context = float(context)
         self._expect_same_tokens(tokenizer)
 
     def read(self, samples: Sequence[Sample], steps: int, count: int) -> Taught:
@@ -60,10 +64,9 @@ class ServedReader:
         choice_logp_NTK = torch.zeros(len(samples), steps, width)
         fit = [row for row, sample in enumerate(samples) if len(sample.prompt.ids) + sample.length < self.context]
         if len(fit) < len(samples):
-            warnings.warn(
+            warn(
                 f"{len(samples) - len(fit)} rows are longer than the teacher's context ({self.context:g} tokens) and "
                 "have none; serve it with a larger --max-model-len",
-                stacklevel=2,
             )
         pool = ThreadPoolExecutor(min(len(fit), AT_ONCE) or 1)
         try:
@@ -82,7 +85,7 @@ class ServedReader:
         """Of each token of the completion its log-prob and the likeliest ones."""
         ids = [*map(int, sample.prompt.ids), *sample.ids.tolist()]
         asked = {"model": self._name, "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": width}
-        answer = self._call("/v1/completions", asked)
+        answer = self._port.call("/v1/completions", asked)
         try:
             told = answer["choices"][0]["prompt_logprobs"]
             if len(told) != len(ids):
@@ -91,7 +94,7 @@ class ServedReader:
             return [_of(told[at], ids[at], width) for at in range(first, len(ids))]
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise RuntimeError(
-                f"teacher={self._url} answered without the log-probs of its prompt ({error}); it must be vLLM, with "
+                f"{self._port} answered without the log-probs of its prompt ({error}); it must be vLLM, with "
                 "prompt log-probs (`vllm serve TEACHER`), and nothing between that cuts answers short"
             ) from None
 
@@ -99,51 +102,21 @@ class ServedReader:
         """The student's text and tokens must be the teacher's."""
         spread = sorted({*range(0, len(tokenizer), max(len(tokenizer) // PROBES, 1)), len(tokenizer) - 1})
         own = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
-        text = self._call(
-            "/tokenize", {"model": self._name, "prompt": TEXT, "add_special_tokens": False}, missing="tokens"
-        )
-        said = self._call("/detokenize", {"model": self._name, "tokens": spread}, missing="prompt")
+        asked = {"model": self._name, "prompt": TEXT, "add_special_tokens": False}
+        text = (self._port.call("/tokenize", asked, optional=True) or {}).get("tokens")
+        asked = {"model": self._name, "tokens": spread}
+        said = (self._port.call("/detokenize", asked, optional=True) or {}).get("prompt")
         if text is None or said is None:
-            warnings.warn(
-                f"teacher={self._url} does not say how it reads text (/tokenize, /detokenize): whether its tokens are "
+            warn(
+                f"{self._port} does not say how it reads text (/tokenize, /detokenize): whether its tokens are "
                 "the student's could not be compared",
-                stacklevel=2,
             )
             return
         if text != own or said != tokenizer.decode(spread):
             raise ConfigError(
-                f"teacher={self._url} ({self._name}) has another vocabulary: it reads {TEXT!r} as {str(text)[:60]}, "
+                f"{self._port} ({self._name}) has another vocabulary: it reads {TEXT!r} as {str(text)[:60]}, "
                 f"the student as {str(own)[:60]}; serve a teacher of the same family, with the same tokenizer"
             )
-
-    def _call(self, path: str, body: dict[str, Any] | None = None, missing: str = "") -> Any:
-        """Ask until the deadline; an attempt may take half of the time left. missing: the field that is wanted of an
-        endpoint which need not be there; None where it is not."""
-        end, wait, url = time.monotonic() + self._deadline, 0.1, self._url + path
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        while True:
-            try:
-                with self._opener.open(request, timeout=max((end - time.monotonic()) / 2, 0.01)) as response:
-                    found = json.loads(response.read() or b"{}")
-                return found.get(missing) if missing else found
-            except urllib.error.HTTPError as error:
-                if missing and error.code in (404, 405):
-                    return None
-                problem = f"{error.code} {_message(error.read(2000))}"
-                if error.code not in TRANSIENT:
-                    raise RuntimeError(f"teacher={self._url} refused {path}: {problem}{_remedy(problem)}") from None
-            except ValueError as error:
-                raise RuntimeError(f"{url} did not answer with JSON ({error}); is it vLLM?") from None
-            except (OSError, http.client.HTTPException) as error:
-                problem = str(getattr(error, "reason", error)) or type(error).__name__
-            if time.monotonic() + wait >= end:
-                raise RuntimeError(
-                    f"teacher={self._url} did not answer {path} within {self._deadline:g} s ({problem}); start it "
-                    "(vllm serve TEACHER --port 8000), or raise teacher_timeout"
-                )
-            time.sleep(wait)
-            wait = min(2 * wait, 5.0)
 
 
 def _of(told: dict[str, Any], token: int, width: int) -> tuple[float, list[tuple[int, float]]]:
@@ -156,20 +129,3 @@ def _of(told: dict[str, Any], token: int, width: int) -> tuple[float, list[tuple
     if not all(map(math.isfinite, (own, *(logp for _, logp in best)))):
         raise ValueError("a log-prob that is no finite number")
     return own, best
-
-
-def _remedy(problem: str) -> str:
-    told = "logprob" in problem.lower()
-    return "; serve it with --max-logprobs of teacher_top_k at least, or lower that" if told else "; see its own log"
-
-
-def _message(text: bytes) -> str:
-    """What a server says in its own words, in one line."""
-    words = text.decode(errors="replace")
-    try:
-        answer = json.loads(words)
-        said = answer.get("error") or {}
-        words = str((said.get("message") if isinstance(said, dict) else said) or answer.get("message") or words)
-    except (ValueError, AttributeError):
-        pass
-    return " ".join(words.split())[:300]

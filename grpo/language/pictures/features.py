@@ -40,6 +40,19 @@ def arguments(causal: Any, rows: Sequence[Sequence[int]], ids_NT: Tensor) -> dic
     return given | {"mm_encoder_outputs": {"image": _repeated([made[id(row)] for row in seen])}}
 
 
+def positions(causal: Any, ids_NT: Tensor, mask_NT: Tensor, given: dict[str, Any]) -> Tensor:
+    """(N, T), where tokens count on; or (3, N, T) as a module counts that gives images rows and columns (Qwen's).
+
+    given: what `arguments` says of the same rows.
+    """
+    index = getattr(causal.base_model, "get_rope_index", None)
+    if not given or index is None:
+        return (mask_NT.cumsum(-1) - 1).clamp(min=0)
+    beside = {name: given[name] for name in ("mm_token_type_ids", "image_grid_thw") if name in given}
+    position_3NT: Tensor = index(ids_NT, attention_mask=mask_NT, **beside)[0]
+    return position_3NT.to(ids_NT.device)
+
+
 def _features(body: Any, prompts: Sequence[tuple[PicturedIds, dict[str, Tensor]]]) -> list[Any]:
     """What the tower says of each prompt's images: in one pass where it says it image by image, else one by one."""
     counts = [len(row.shown) for row, _ in prompts]

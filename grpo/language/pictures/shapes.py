@@ -65,6 +65,9 @@ def tiny(tokenizer: Any, vocabulary: int, seed: int) -> tuple[Any, Any]:
     torch.manual_seed(seed)
     model = made.LlavaForConditionalGeneration(config)
     with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, torch.nn.Linear):  # 0.02, made for wide models, lets too little of a picture through
+                torch.nn.init.normal_(part.weight, std=part.in_features**-0.5)
         model.model.vision_tower.embeddings.position_embedding.weight.mul_(LOUD)
         model.model.vision_tower.embeddings.patch_embedding.weight.mul_(3.0)
     images = made.CLIPImageProcessorPil(size=whole, crop_size=whole, image_mean=half, image_std=half)

@@ -80,6 +80,8 @@ class Setup:
     """Times that all rows are scored without gradient: by a reference, or before the first pass."""
     graphs: bool = True
     """Sampled by our own engine with CUDA graphs."""
+    sampler: str = "policy"
+    """Who samples: policy · copy (of the model, beside it, while it learns) · elsewhere (another GPU) · servers."""
     at_once: int = SLOTS
     """Rows that are decoded at a time."""
     set_tokens: int | None = None
@@ -162,7 +164,11 @@ def fixed_memory(setup: Setup) -> dict[str, int]:
     rounded = setup.wide != setup.low and setup.quantize == "none"
     copies = shape.body * setup.low if rounded and shape.by_hand else 0
     head = shape.table * setup.low if rounded and setup.graphs else 0
-    found = {"weights": weights, "weights, rounded": copies + head, "adapter": setup.adapter * (4 + 2 * setup.low)}
+    adapter = setup.adapter * (4 + 2 * setup.low)
+    here = head if setup.sampler == "policy" else 0
+    found = {"weights": weights, "weights, rounded": copies + here, "adapter": adapter}
+    if setup.sampler == "copy":
+        found["the sampler's copy"] = weights + copies + head + adapter
     if setup.reference == "copy":
         found["reference"] = shape.weights * setup.wide + copies
     elif setup.reference == "adapter":
@@ -179,6 +185,8 @@ def fixed_memory(setup: Setup) -> dict[str, int]:
 def sampling_memory(setup: Setup) -> dict[str, int]:
     """While completions are sampled, beside what is fixed."""
     slots, steps = setup.slots, setup.rows.completion
+    if setup.sampler in ("elsewhere", "servers"):
+        return {"keys and values": 0, GRAPHS: 0}
     graphs = LOGITS * slots * setup.shape.vocabulary * 4 if setup.graphs else slots * setup.shape.vocabulary * 8
     return {"keys and values": setup.cache_bytes, GRAPHS: int(graphs + 20 * slots * steps)}
 
@@ -197,10 +205,12 @@ def gradients_bytes(setup: Setup) -> int:
 def gradient_memory(setup: Setup, way: Way) -> dict[str, int]:
     """While gradients are computed, beside what is fixed; those of a single pass come as what it keeps goes.
 
-    Keys and values have been given back then, where they are large; the graphs' own memory has not.
+    Keys and values have been given back then, where they are large, unless a copy samples meanwhile; the graphs' own
+    memory has not.
     """
-    sampling = sampling_memory(setup) if setup.graphs else {}
-    held = {name: size for name, size in sampling.items() if name == GRAPHS or size < memory.GIVEN_BACK}
+    sampling = sampling_memory(setup) if setup.graphs or setup.sampler == "copy" else {}
+    stays = setup.sampler == "copy"
+    held = {name: size for name, size in sampling.items() if stays or name == GRAPHS or size < memory.GIVEN_BACK}
     kept = math.ceil(way.tokens * setup.kept_bytes(way.keep))
     hidden = way.tokens * setup.shape.width * (2 * setup.wide + setup.low)
     tied = 4 * setup.shape.table if setup.shape.tied and not setup.adapter else 0
@@ -289,6 +299,8 @@ def prefill_seconds(setup: Setup, gpu: GPU) -> float:
 def step_seconds(setup: Setup, way: Way, gpu: GPU) -> dict[str, float]:
     """A step by part; rewards are not known."""
     found = {"prompts": prefill_seconds(setup, gpu), "decoding": decode_seconds(setup, gpu)}
+    if setup.sampler == "servers":  # on GPUs that nobody knows
+        found = {}
     if setup.scored:
         found["scoring without gradient"] = setup.scored * scoring_seconds(setup, gpu)
     if setup.taught in ("self", "model"):

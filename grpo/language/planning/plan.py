@@ -75,7 +75,8 @@ def plan_step(setup: Setup, gpu: GPU, limit: int | None = None) -> Plan:
     limit = gpu.memory if limit is None else limit
     taken = cost.gradients_bytes(setup) + cost.head_memory(setup) + sum(cost.fixed_memory(setup).values())
     sampling = cost.sampling_memory(setup)
-    taken += sampling[cost.GRAPHS] + min(sampling["keys and values"], memory.GIVEN_BACK)
+    kept = sampling["keys and values"]
+    taken += sampling[cost.GRAPHS] + (kept if setup.sampler == "copy" else min(kept, memory.GIVEN_BACK))
     free = (limit - memory.CONTEXT) / (1 + cost.SLACK) - taken
     slower = memory.SLOWER if setup.set_tokens is None else 0.0  # what is set is done as fast as it can be
     way = memory.choose(cost.ways_of(setup, gpu), free, slower, ample=memory.AMPLE * gpu.memory)
@@ -106,6 +107,8 @@ def setup_of(
     taught = "none" if not recipe.teacher_coef else "self" if config.teacher is None else "model"
     taught = "server" if taught == "model" and teacher is None else taught
     spans = recipe.top_entropy < 1.0 or bool(recipe.clip_cov or recipe.kl_cov) or recipe.m2_limit is not None
+    # What was sampled some steps ago, or by another program, is scored by the policy before it learns.
+    again = config.old_logp == "recomputed" or bool(config.staleness) or config.engine == "vllm" or bool(config.servers)
     return Setup(
         shape=shape,
         rows=rows,
@@ -120,12 +123,22 @@ def setup_of(
         reference=own if refers else "none",
         iterations=config.num_iterations,
         minibatches=_minibatches(config),
-        scored=int(refers) + int(config.old_logp == "recomputed") + int(spans),
+        scored=int(refers) + int(again) + int(spans),
         graphs=config.engine in ("auto", "inline"),
+        sampler=_sampler(config),
         at_once=at_once,
         set_tokens=config.tokens_per_microbatch,
         keep=HOSTED[0] if config.activation_offloading else KEEP[-1] if config.gradient_checkpointing else None,
     )
+
+
+def _sampler(config: LanguageConfig) -> str:
+    """Who samples, as `Setup` has it."""
+    if config.servers:
+        return "servers"
+    if config.staleness and config.engine_kwargs.get("sampler_device"):
+        return "elsewhere"
+    return "copy" if config.staleness else "policy"
 
 
 def _adapter(config: LanguageConfig) -> tuple[int, tuple[str, ...] | str]:

@@ -33,7 +33,7 @@ WORDS = {
 
 def planned(config: LanguageConfig, gpu: str | None, as_json: bool) -> tuple[bool, str]:
     """Whether a step fits, and its plan; nothing is loaded but the model's configuration."""
-    if config.engine == "vllm":
+    if config.engine == "vllm" and not config.servers:
         raise ConfigError(
             "engine=vllm: vLLM takes the share of the GPU that engine_kwargs gpu_memory_utilization says, and for how "
             "long is not known; leave engine out to plan for our own"
@@ -56,6 +56,12 @@ def left_out(config: LanguageConfig) -> list[str]:
     """What of the settings the plan does not know."""
     found = [
         ("the time that the teacher's server takes", bool(config.recipe.teacher_coef) and served(config)),
+        ("the time that servers take to sample, and what there is on them", bool(config.servers)),
+        (
+            f"what is on {config.engine_kwargs.get('sampler_device')}: the copy of the model, keys and values",
+            bool(config.staleness and config.engine_kwargs.get("sampler_device")),
+        ),
+        ("that sampling and learning go on at the same time", bool(config.staleness)),
         ("the greedy answer of each prompt", config.recipe.baseline == "greedy"),
         (
             f"shard={config.shard}: what several ranks divide (the figures are of one rank alone)",

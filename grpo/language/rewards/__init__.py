@@ -15,28 +15,45 @@ notebook's function) runs in this process with a warning, without a time limit. 
 from __future__ import annotations
 
 import copy
-import os
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpo.errors import ConfigError, line
+from grpo.errors import ConfigError, line, warn
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
 from grpo.language.rewards.given import name_of, resolve, tokenizers_of, unique
+from grpo.lazy import lazily
 from grpo.run.functions import FromFile
+from grpo.run.guard import again, unguarded_script
 from grpo.workers import CannotStart, Feed, Outcome, Pool, processors
 
 if TYPE_CHECKING:
+    from grpo.language.rewards.known import (
+        accuracy_reward,
+        get_cosine_scaled_reward,
+        get_repetition_penalty_reward,
+        get_soft_overlong_punishment,
+        reasoning_accuracy_reward,
+        think_format_reward,
+    )
     from grpo.language.samples import Sample
 
-__all__ = ["FromFile", "Judgement", "Messages", "Pending", "Rewards", "messages"]
+__all__ = [
+    "FromFile", "Judgement", "Messages", "Pending", "Rewards", "accuracy_reward", "get_cosine_scaled_reward",
+    "get_repetition_penalty_reward", "get_soft_overlong_punishment", "messages", "reasoning_accuracy_reward",
+    "think_format_reward",
+]  # fmt: skip
+
+_OF_TRL = ("accuracy_reward", "get_cosine_scaled_reward", "get_repetition_penalty_reward",
+           "get_soft_overlong_punishment", "reasoning_accuracy_reward", "think_format_reward")  # fmt: skip
+"""What scripts import from trl.rewards."""
+
+__getattr__, __dir__ = lazily(__name__, dict.fromkeys(_OF_TRL, "grpo.language.rewards.known"))
 
 ASYNC_GRACE = 5.0
 """Seconds over the limit that a whole batch of awaited calls gets, each of them being limited already."""
@@ -198,19 +215,23 @@ class Rewards:
         if pending in self._pending:  # last: where this is interrupted, `close` does it again
             self._pending.remove(pending)
 
-    def verdicts(self, samples: Sequence[Sample], step: int = 0) -> list[list[Verdict]]:
-        """What each function says of each sample, as it says it: a failure of one does not touch the others."""
+    def verdicts(self, samples: Sequence[Sample], step: int = 0, played: bool = True) -> list[list[Verdict]]:
+        """What each function says of each sample, as it says it: a failure of one does not touch the others.
+
+        played: whether samples went through environments; where not, functions that ask these are not asked.
+        """
         found = [[Verdict()] * len(samples) for _ in self.calls]
-        for k, task, reply in self._replies(self.begin(samples, step)):
+        for k, task, reply in self._replies(self.begin(samples, step), played):
             for row, verdict in zip(task.rows, reply.verdicts, strict=True):
                 found[k][row] = verdict
         return found
 
-    def _replies(self, pending: Pending) -> list[tuple[int, Task, Reply]]:
+    def _replies(self, pending: Pending, played: bool = True) -> list[tuple[int, Task, Reply]]:
         try:
             for feed, _, _ in pending.feeds:
                 feed.end()
             outside = {*range(len(self.calls))} - {k for _, here, _ in self._pools for k in here}
+            outside = {k for k in outside if played or not self.calls[k].asks_environments}  # they are always here
             tasks = [(k, task) for k in sorted(outside) for task in self._tasks(pending, k, pending.samples)]
             found = [(k, task, self._here(self.calls[k], task)) for k, task in tasks]
             for _, running, sent in pending.feeds:
@@ -260,7 +281,7 @@ class Rewards:
         try:
             task = task if call.asks_environments else copy.deepcopy(task)
         except Exception as error:  # a column that cannot be copied cannot be protected
-            warnings.warn(f"reward {call.name}: its arguments cannot be copied ({line(error)})", stacklevel=2)
+            warn(f"reward {call.name}: its arguments cannot be copied ({line(error)})")
         if not call.asynchronous:
             return answer(call, task, self.timeout)
         with ThreadPoolExecutor(1) as thread:
@@ -303,9 +324,7 @@ class Rewards:
             return False
         script = unguarded_script()
         if script is not None:
-            _warn_inline(
-                call, f"a new process would run all of {script}; put its work under `if __name__ == '__main__':`"
-            )
+            _warn_inline(call, again(script))
             return True
         if getattr(call.function, "__module__", "") == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
             _warn_inline(call, "a new process cannot load it from a notebook or shell; put it into a module or file")
@@ -342,34 +361,17 @@ def _is_model(call: Call) -> bool:
     return getattr(call.function, "runs_here", False) is True
 
 
-def unguarded_script() -> str | None:
-    """The program's file, where new processes would run all of it again: it lacks the usual guard."""
-    main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None)
-    if path is None or getattr(main, "__spec__", None) is not None:
-        return None
-    try:
-        return (
-            None if "__main__" in Path(path).read_text(encoding="utf-8", errors="replace") else os.path.basename(path)
-        )
-    except OSError:  # <stdin>: not even that can be done
-        return os.path.basename(path)
-
-
 def _warn_inline(call: Call, reason: str) -> None:
-    warnings.warn(
-        f"reward {call.name} runs in this process, without a time limit, not in one of its own: {reason}", stacklevel=4
-    )
+    warn(f"reward {call.name} runs in this process, without a time limit, not in one of its own: {reason}")
 
 
 def _changed(reply: Reply, name: str, changed: str) -> Reply:
     """The reply, and that the call changed Python itself where it did."""
     if not changed:
         return reply
-    warnings.warn(
+    warn(
         f"reward {name} changed {changed}: its process is replaced, so that later calls do not see it; patch at the "
         "top of its module, or not at all",
-        stacklevel=2,
     )
     return replace(reply, metrics=(*reply.metrics, (f"rewards/{name}/changed_python", 1.0)))
 
@@ -402,11 +404,10 @@ def _judgement(
     unjudged_N = np.isnan(parts_NK).all(1) & np.array([sample.reward is None for sample in samples], dtype=bool)
     unjudged = [row for row in np.flatnonzero(unjudged_N).tolist() if row not in errors]
     if unjudged and names:
-        warnings.warn(
+        warn(
             f"all reward functions returned None for row {samples[unjudged[0]].prompt.row}"
             f"{f' and {len(unjudged) - 1} more completions' if len(unjudged) > 1 else ''}; nothing is learned from "
             "what nobody judges. Give at least one reward that applies to every row",
-            stacklevel=4,
         )
     parts_NK[list(errors)] = np.nan
     metrics = told(names, parts_NK, logged)

@@ -10,7 +10,6 @@ and lasts from pass to pass, for pinning takes longer than a copy.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from grpo.errors import warn
 
 AT_ONCE = 2
 """Layers whose tensors are on the GPU at once: one that is computed, and one that leaves or comes."""
@@ -62,7 +63,7 @@ class Piece:
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         where = self.bytes.data_ptr()
         if int(runtime.cudaHostRegister(where, size, 0)) != 0:
-            warnings.warn("the host's memory cannot be pinned, so that layers wait for copies to it", stacklevel=2)
+            warn("the host's memory cannot be pinned, so that layers wait for copies to it")
             return
         weakref.finalize(self, runtime.cudaHostUnregister, where).atexit = False
 

@@ -11,7 +11,6 @@ Letters: those of `scorer`.
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from grpo.config import ConfigError
-from grpo.errors import line
+from grpo.errors import line, warn
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring import segments
 from grpo.language.scoring.attention_switch import attention_switched, switch_attention
@@ -66,10 +65,9 @@ def plan_scoring(plain: Scorer, packing: str = "auto") -> ScoringPlan:
         switch_attention(plain.causal, segments.INTERFACE)
         plan = replace(plan, layers=_layers_by_hand(plain, plan))
     if whole:
-        warnings.warn(
+        warn(
             f"{type(plain.causal).__name__} does more with its head than this room knows: its logits are made whole, "
             "which takes more memory",
-            stacklevel=5,
         )
     return plan
 
@@ -113,12 +111,12 @@ def head_fuses(plain: Scorer) -> bool:
                 logp, entropy = _planned(plain, ScoringPlan(fused_head=fused)).of_hidden(hidden, target, True)
                 grad = torch.autograd.grad((logp + entropy).sum(), hidden)[0]
             except Exception as error:  # a compiler may fail in any way
-                warnings.warn(f"log-probs without the fused head, which is slower: {line(error)}", stacklevel=7)
+                warn(f"log-probs without the fused head, which is slower: {line(error)}")
                 return False
             found.append((logp.detach(), entropy.detach(), grad.float()))
     same = all(bool((a - b).norm() <= 3e-2 * a.norm() + 1e-4) for a, b in zip(*found, strict=True))
     if not same:
-        warnings.warn("log-probs without the fused head, which is slower: it gives other numbers", stacklevel=7)
+        warn("log-probs without the fused head, which is slower: it gives other numbers")
     return same
 
 
@@ -183,15 +181,14 @@ def _layers_by_hand(plain: Scorer, plan: ScoringPlan) -> Layers | None:
         layers = Layers(plain.causal, plain.autocast or next(plain.body.parameters()).dtype)
         if can_score(plain, replace(plan, layers=layers)):
             return layers
-        warnings.warn("the update goes through the module, which is slower: by hand it gives other numbers",
-                      stacklevel=6)  # fmt: skip
+        warn("the update goes through the module, which is slower: by hand it gives other numbers")
     except Unsupported as reason:
         if plain.causal is not plain.model:  # an adapter would be expected to be fast
-            warnings.warn(f"the update goes through the module, which is slower: {reason}", stacklevel=6)
+            warn(f"the update goes through the module, which is slower: {reason}")
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # a compiler may fail in any way
-        warnings.warn(f"the update goes through the module, which is slower: {line(error)}", stacklevel=6)
+        warn(f"the update goes through the module, which is slower: {line(error)}")
     return None
 
 

@@ -49,6 +49,8 @@ class ScoringPlan:
     """The head's kernels in place of tiles."""
     layers: Layers | None = None
     """The body with a backward pass by hand, in place of the module's; for `segments`."""
+    divided: bool = False
+    """Other ranks compute every pass along, so that none can be begun anew."""
 
 
 class Scorer:
@@ -131,7 +133,7 @@ class Scorer:
                     found = [score([samples[row] for row in rows]) for rows in parts]
                 break
             except torch.OutOfMemoryError:
-                if all(len(rows) == 1 for rows in parts):
+                if self.plan.divided or all(len(rows) == 1 for rows in parts):
                     raise
             self._halved += 1
         return found, torch.as_tensor([row for rows in parts for row in rows]).argsort().to(self.device)

@@ -106,10 +106,11 @@ class Conversation:
         courses = [self._course(party, count, self._max_tokens or engine.context, sampling) for party in parties]
         told = 0
         try:
-            for _ in drive(engine, courses, apart, self._host or self.tools):
-                while told < len(prompts) and all(t.over for t in talks[told * count : (told + 1) * count]):
-                    yield told, self._told(talks[told * count : (told + 1) * count])
-                    told += 1
+            with engine.conversing():
+                for _ in drive(engine, courses, apart, self._host or self.tools):
+                    while told < len(prompts) and all(t.over for t in talks[told * count : (told + 1) * count]):
+                        yield told, self._told(talks[told * count : (told + 1) * count])
+                        told += 1
         finally:
             for talk in talks:
                 talk.over = True

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol, TypeAlias
@@ -86,7 +87,9 @@ def drive(engine: Engine, courses: Sequence[Course], apart: bool, keeper: Keeper
             waiting.discard(one)
             ready.append((one.course, one.results()))
         if draws and (apart or not ready):  # what is ready may want to be drawn, too
-            ready += _drawn(engine, [draws.popleft()] if apart else [draws.popleft() for _ in range(len(draws))])
+            some = [draws.popleft()] if apart else [draws.popleft() for _ in range(len(draws))]
+            with engine.conversing(courses.index(some[0][0]), len(courses)) if apart else nullcontext():
+                ready += _drawn(engine, some)
 
 
 def _await(course: Course, answers: Sequence[Future[Any]], answered: queue.SimpleQueue[_Waiting]) -> _Waiting:

@@ -29,6 +29,8 @@ LONGEST = 2_000
 HOW = 'To call one, write <tool_call>{"name": NAME, "arguments": {…}}</tool_call> and wait for its answer.'
 """Told to models whose chat template does not speak of tools."""
 
+PICTURED = "it answered with an image; what tools and environments say is text here: show images in the row's prompt"
+
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -145,6 +147,7 @@ class Toolbox:
             if problem is None:
                 outcome = next(outcomes)
                 text, problem = outcome.value if outcome.ok else ("", outcome.error)
+            _expect_no_image(call.name, problem)
             told = text if problem is None else f"error: {problem}"
             answers.append(Answer(call.name, told, problem is None))
         return answers
@@ -172,6 +175,7 @@ class Toolbox:
                 problem = f"{call.name}: no answer in {self._timeout:g} s"
             except BaseException as error:  # also sys.exit: a tool has no say in when training ends
                 problem = line(error)
+        _expect_no_image(call.name, problem)
         return Answer(call.name, text if problem is None else f"error: {problem}", problem is None)
 
     def give_up(self) -> None:
@@ -211,9 +215,25 @@ class _Desk:
             return "", line(error)
 
 
+def as_text(value: Any) -> str:
+    """What a tool or an environment says; parts of a message are put together, and images refused."""
+    parts = value if isinstance(value, list | tuple) else [value]
+    kinds = [part.get("type") if isinstance(part, Mapping) else None for part in parts]
+    if any(hasattr(given, "convert") for given in parts) or any(kind in ("image", "image_url") for kind in kinds):
+        raise ConfigError(PICTURED)
+    if parts and all(kind == "text" and "text" in part for kind, part in zip(kinds, parts, strict=True)):
+        return "".join(str(part["text"]) for part in parts)
+    return str(value)  # data of its own, whatever it calls its "type"
+
+
+def _expect_no_image(name: str, problem: str | None) -> None:
+    if problem is not None and PICTURED in problem:
+        raise ConfigError(f"tool {name}: {PICTURED}")
+
+
 def _shown(value: Any) -> str:
     """As text, of which the model hears the beginning."""
-    text = str(value)
+    text = as_text(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
 
 

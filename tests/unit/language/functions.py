@@ -43,3 +43,15 @@ def never(completion):
 
 def fragile(completion):
     return 1 / 0 if completion[:1] in "abcdefghijklmnopqrstuvwxyz" else float(len(completion))
+
+
+def length(prompts, completions, **_):
+    """Longer is better; never the same for all."""
+    return [float(len(text)) + 0.1 * text.count("a") for text in map(str, completions)]
+
+
+def no_opinion_of_two(prompts, completions, **_):
+    """Raises where there are two completions: one greedy answer of each of two prompts."""
+    if len(completions) == 2:
+        raise RuntimeError("no opinion")
+    return length(prompts, completions)

@@ -152,6 +152,12 @@ def test_a_header_that_is_not_part_of_the_later_conversation_is_a_break():
     assert "the assistant's header differently" in check_prefixes(Chat(tiny_tokenizer(template)))
 
 
+def test_an_empty_thought_in_the_header_alone_is_no_break():
+    """Qwen3 with enable_thinking: false begins an answer with one, and leaves it out once tools have answered."""
+    template = TEMPLATE.replace("'<|assistant|>' }}{% endif", "'<|assistant|><think>\\n\\n</think>\\n\\n' }}{% endif")
+    assert check_prefixes(Chat(tiny_tokenizer(template)), "tool") is None
+
+
 def test_a_template_without_tool_messages_is_told():
     chosen = TEMPLATE.replace("in messages %}", "in messages if m['role'] != 'tool' %}")
     assert check_prefixes(Chat(tiny_tokenizer(chosen)), "tool") == "the chat template leaves out tool messages"

@@ -10,15 +10,11 @@ from grpo.core.advantages import decision_energy
 from grpo.language.comparing import turn_groups
 from grpo.language.samples import Prompt, Sample
 from grpo.protocols import CollectRequest
+from tests.unit.language.functions import length, no_opinion_of_two
 from tests.unit.language.test_teacher import make, whole
 from tests.unit.language.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
-
-
-def length(prompts, completions, **_):
-    """Longer is better; never the same for all."""
-    return [float(len(text)) + 0.1 * text.count("a") for text in map(str, completions)]
 
 
 def test_remax_compares_with_the_likeliest_answer():
@@ -41,15 +37,8 @@ def test_remax_compares_with_the_likeliest_answer():
     torch.testing.assert_close(got_N, (reward_N - rollouts.baseline_NT[:, 0]).to(got_N))
 
 
-def broken(prompts, completions, **_):
-    """Wrong about everything but what was sampled."""
-    if len(completions) == 2:  # one greedy answer of each of two prompts
-        raise RuntimeError("no opinion")
-    return length(prompts, completions)
-
-
 def test_a_greedy_try_that_fails_leaves_the_groups_mean():
-    trainer = make(loss_type="remax", rewards=[broken], overlap_rewards=False)
+    trainer = make(loss_type="remax", rewards=[no_opinion_of_two], overlap_rewards=False)
     rollouts = trainer.source.collect(CollectRequest(0)).rollouts
     mean_N = rollouts.reward_parts_NK[:, 0].reshape(2, 4).mean(1).repeat_interleave(4)
     torch.testing.assert_close(rollouts.baseline_NT[:, 0], mean_N.to(rollouts.baseline_NT))

@@ -343,6 +343,7 @@ def test_rows_come_and_go_and_are_what_the_plain_loop_makes(monkeypatch):
     assert 0 < engine.metrics()["engine/slots_in_use"] <= 1
 
 
+@pytest.mark.slow
 def test_slots_are_closed_up_under_rows_that_go_on(monkeypatch):
     """Rows end at each of their first tokens: graphs shrink while results in the former order are still to be read."""
     monkeypatch.setattr(scheduler, "CHUNK", 1)
@@ -368,7 +369,13 @@ def short_pages(monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 3)
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(repetition_penalty=1.4, stop=("77",))], ids=["", "penalty"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(Sampling(), id="plain", marks=pytest.mark.slow),
+        pytest.param(Sampling(repetition_penalty=1.4, stop=("77",)), id="penalty"),
+    ],
+)
 def test_what_a_row_says_does_not_depend_on_whether_it_had_to_wait_for_blocks(short_pages, sampling):
     sampling, model, texts = replace(sampling, max_new_tokens=9), small(), asked("1+", "x")
     plain = InlineEngine(model, tokens(), graphs=False)
@@ -381,6 +388,7 @@ def test_what_a_row_says_does_not_depend_on_whether_it_had_to_wait_for_blocks(sh
     assert engine._runner.blocks.num_free == engine._runner.blocks.count == 7
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_rows_and_is_as_large_as_it_was_the_next_time(short_pages, monkeypatch):
     monkeypatch.setattr(scheduler, "START", 1)
     monkeypatch.setattr(model_runner, "grown", lambda number, least=1: number)
@@ -399,6 +407,7 @@ def test_memory_grows_with_the_rows_and_is_as_large_as_it_was_the_next_time(shor
     assert engine._runner.counts.allocations == 3, "what was once in use is there from the beginning"
 
 
+@pytest.mark.slow
 def test_a_draft_decides_how_many_steps_are_taken_and_nothing_else(short_pages):
     sampling, model = Sampling(max_new_tokens=6, min_p=0.02, stop=("7",)), small()
     plain = InlineEngine(model, tokens(), graphs=False).generate(asked("1+2", "x"), 3, sampling, range(6))
@@ -431,6 +440,7 @@ def test_a_draft_decides_how_many_steps_are_taken_and_nothing_else(short_pages):
     assert told == 1.0 and counts.slot_steps <= before.slot_steps + 24, "all but a stop text is known after one pass"
 
 
+@pytest.mark.slow
 def test_a_row_that_memory_does_not_hold_is_refused_with_the_remedy(short_pages, monkeypatch):
     monkeypatch.setattr(scheduler, "START", 1)
     monkeypatch.setattr(BlockManager, "grow", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
@@ -446,6 +456,7 @@ def test_few_long_rows_are_divided_among_many_programs():
     assert [kernels.splits_for(rows, 8, 512, kernels.MOST_SPLITS) for rows in (4, 2, 1)] == [16, 32, 64]
 
 
+@pytest.mark.slow
 def test_stop_texts_truncation_and_penalty_are_those_of_the_plain_loop(monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 3)
     model = small()
@@ -499,6 +510,7 @@ def test_padding_stays_within_a_table_of_positions():
     assert engine._runner is not None
 
 
+@pytest.mark.slow
 def test_weights_and_adapters_are_those_of_now(monkeypatch):
     monkeypatch.setattr(scheduler, "CHUNK", 4)
     from peft import LoraConfig, get_peft_model

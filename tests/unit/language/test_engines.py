@@ -57,7 +57,7 @@ def test_long_prompts_are_not_padded_to_with_short_ones():
 def test_caches_grow_and_prompts_are_read_in_parts_without_a_trace(monkeypatch):
     model, asked = tiny_model(), prompts("abc", "abd", "abcd", "bcde")
     monkeypatch.setattr("grpo.language.engines.attention.SPARE", 2)
-    monkeypatch.setattr("grpo.language.engines.inline.TOKENS_AT_A_TIME", 8)
+    monkeypatch.setattr("grpo.language.engines.reading.TOKENS_AT_A_TIME", 8)
     assert ids_of(InlineEngine(model, tokens()).generate(asked, 1, GREEDY, range(4))) == [
         naive(model, prompt, 10) for prompt in asked
     ]

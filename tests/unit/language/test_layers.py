@@ -65,7 +65,14 @@ def same(found, expected):
             assert torch.allclose(found[name], grad, rtol=2e-4, atol=2e-5 * float(grad.abs().max())), name
 
 
-@pytest.mark.parametrize("name", [name for name in FUSED if name != "mistral"])  # it has a window
+FAMILIES = [name for name in FUSED if name != "mistral"]  # it has a window
+SEEN_ELSEWHERE = {"llama", "qwen2"}
+"""Without and with biases, as the models of the tests below."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SEEN_ELSEWHERE)) for name in FAMILIES]
+)
 def test_every_family_of_the_layout_gets_its_own_gradients(name):
     model, rows = family(name), samples()[:4]
     scores, expected = by_the_module(model, rows)
@@ -81,7 +88,7 @@ def test_what_is_kept_changes_no_number(keep):
     same(by_hand(model, rows, keep)[1], expected)
 
 
-@pytest.mark.parametrize("name", ["llama-mha", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-mha", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_float32_weights_in_bfloat16_are_as_near_to_float32_as_the_module(name):
     model, rows = family(name), samples()[:4]
     exact = by_the_module(model, rows)[1]

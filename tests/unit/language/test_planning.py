@@ -347,6 +347,31 @@ def test_a_plan_has_the_teacher_and_who_learns(folder, capsys):
     assert cost.step_seconds(itself, plan_step(itself, H200).way, H200)["teacher"] == cost.scoring_seconds(itself, H200)
 
 
+def test_a_copy_that_samples_while_the_model_learns_is_counted_and_servers_are_not(folder, capsys):
+    plain, ahead = setup_of(settings(), shape()), setup_of(settings(staleness=1.0, engine="inline"), shape())
+    fixed = cost.fixed_memory(ahead)
+    assert fixed["the sampler's copy"] >= 4 * shape().weights and "the sampler's copy" not in cost.fixed_memory(plain)
+    plans = plan_step(plain, H200), plan_step(ahead, H200)
+    assert "keys and values" in plans[1].gradients, "they stay while the model learns"
+    assert plans[1].peak - plans[0].peak >= 6 * shape().weights
+    there = {"engine": "inline", "staleness": 1.0, "engine_kwargs": {"sampler_device": "cuda:1"}}
+    servers = {"engine": "vllm", "staleness": 1.0, "servers": ["http://a:8000"]}
+    for elsewhere in (there, servers):
+        setup = setup_of(settings(**elsewhere), shape())
+        assert sum(cost.sampling_memory(setup).values()) == 0
+        assert plan_step(setup, H200).peak <= plans[0].peak
+        seconds = plan_step(setup, H200).seconds  # tries of earlier weights are scored before they are learned from
+        assert seconds["scoring without gradient"] == cost.scoring_seconds(setup, H200)
+        assert ("decoding" in seconds) == ("servers" not in elsewhere)
+    assert "scoring without gradient" not in plans[0].seconds and plans[1].seconds["scoring without gradient"] > 0
+    words = ["plan", "gsm8k", "--model", folder, "--gpu", "h200", "--staleness", "1", "--lora-rank", "16"]
+    assert main([*words, "--engine", "inline"]) == 0
+    said = capsys.readouterr().out
+    assert "the sampler's copy" in said and "at the same time" in said
+    assert main([*words, "--engine", "vllm", "--servers", "http://a:8000"]) == 0
+    assert "what there is on them" in capsys.readouterr().out
+
+
 def test_what_cannot_be_planned_is_refused_in_a_line(folder, capsys):
     cases = {
         ("cartpole",): "only steps of language models are planned",

@@ -1,5 +1,6 @@
 """What is said before the first step."""
 
+import dataclasses
 import random
 
 import pytest
@@ -103,6 +104,9 @@ def test_references_longer_than_a_completion_may_be_are_counted():
     whats = [finding.what for finding in found if finding.level == "warning"]
     assert "1 of 2 references are longer than max_completion_length=100 tokens" in whats
     assert "1 of 1 completions were cut off at max_completion_length=100 tokens" in whats
+    with pytest.warns(UserWarning), Rewards([lambda completion, answer: answer in completion]) as rewards:
+        found = check(rewards, rows, cut, max_completion_length=1, tokenizer=TOKENIZER)
+    assert not any("cut off" in finding.what for finding in found)  # one token is all that was asked for
 
 
 def test_a_reward_that_fails_on_nothing_but_empty_text_is_a_warning():
@@ -145,3 +149,21 @@ def test_the_randomness_of_training_is_left_alone():
     with pytest.warns(UserWarning), Rewards([draws]) as rewards:
         check(rewards, prompts("4"), max_completion_length=9, tokenizer=TOKENIZER)
     assert (random.random(), torch.rand(()).item()) == expected
+
+
+def test_a_reward_that_asks_environments_is_shown_only_what_went_through_one():
+    asked = []
+
+    def reached(completions, environments, **rest):
+        asked.extend(environments)
+        return [float(room.open) for room in environments]
+
+    class Room:
+        open = True
+
+    rows = prompts("3", "4")
+    played = [dataclasses.replace(completion(row, "4"), environment=Room()) for row in rows]
+    with Rewards([reached, functions.right], workers=1) as rewards:
+        found = check(rewards, rows, played, max_completion_length=64, tokenizer=TOKENIZER)
+    assert asked and all(type(room) is Room for room in asked), "no made-up text comes with None in its place"
+    assert about(found, "right"), "the others are tried on those, too"

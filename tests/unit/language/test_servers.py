@@ -1,7 +1,9 @@
 """Several vLLM servers: who is asked, who is taken out and back in, what is pushed, and what is wrong with some."""
 
+import http.client
 import json
 import re
+import socket
 import threading
 import time
 import types
@@ -15,10 +17,10 @@ from peft import LoraConfig, get_peft_model
 from torch.multiprocessing import reductions
 
 from grpo.config import ConfigError
-from grpo.language import GRPOConfig, GRPOTrainer
+from grpo.language import GRPOConfig, GRPOTrainer, port
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.vllm import VLLMEngine, pool, remote, weights
-from grpo.language.engines.vllm.server import ServerFailed
+from grpo.language.port import HungUp, ServerFailed
 
 from .tiny import tiny_model, tiny_tokenizer
 from .vllm_double import EOS, Double, serving
@@ -91,6 +93,47 @@ def test_a_server_that_fails_is_taken_out_and_its_prompts_are_asked_again_elsewh
     one.done.clear()
     assert ids_of(engine.generate(PROMPTS, 3, Sampling(6), range(12))) == ids_of(whole)
     assert one.done
+    engine.close()
+
+
+def test_a_server_that_was_lost_while_it_stood_goes_on_when_it_is_back(start):
+    """Its /resume was lost with it; a request would wait there for good, and the next push for the request."""
+    one, two = Double(), Double()
+    engine = connect(start(one), start(two), deadline=3.0)
+    with pytest.warns(UserWarning, match="is taken out"):
+        engine._vllm.pool.take_out(engine._vllm.pool.all[0], "lost")
+    one.paused = True
+    with pytest.warns(UserWarning, match="is back"):
+        engine.tend(0)
+    assert not one.paused and len(engine.generate(PROMPTS, 3, Sampling(6), range(12))) == 12
+    engine.close()
+
+
+def test_a_request_that_comes_too_late_to_be_stopped_does_not_hold_up_new_weights(start, monkeypatch):
+    """It waits at the server for the end of the pause, and the push, which ends the pause, waited for it."""
+    monkeypatch.setattr(pool, "STOPPED", 0.1)
+    double = Double()
+    engine = connect(start(double), deadline=10.0, ahead=True)
+    double.paused, double.done = True, []
+    with ThreadPoolExecutor(1) as thread, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        asked = thread.submit(engine.generate, PROMPTS[:1], 1, Sampling(6), [0])
+        while engine._vllm.pool.all[0].in_flight == 0:
+            time.sleep(0.01)
+        engine._vllm.push(3)
+        assert double.done and not engine._vllm.pool.out
+        assert set(asked.result()[0].version.tolist()) == {3}
+    assert not said  # nobody was taken out
+    engine.close()
+
+
+def test_a_request_that_is_refused_is_not_waited_for(start):
+    one, two = Double(), Double()
+    engine = connect(start(one), start(two), deadline=3.0)
+    one.fault = two.fault = 400
+    with pytest.raises(RuntimeError, match="refused: 400 so it is"):
+        engine.generate(PROMPTS, 1, Sampling(6), range(4))
+    engine._vllm.pool.idle()  # raises where something is still under way
     engine.close()
 
 
@@ -415,3 +458,47 @@ def test_what_was_asked_ahead_is_not_waited_for_at_the_end(start):
     engine.close()
     asking.join(10)
     assert failed and time.monotonic() - began < 10
+
+
+def test_who_is_being_connected_hears_that_it_was_hung_up(start, monkeypatch):
+    """Between the decision to ask and the connection there is nothing to hang up yet."""
+    engine = connect(start(Double()))
+    server, connected = engine._vllm.pool.all[0], http.client.HTTPConnection.connect
+
+    def slowly(connection):
+        server.hang_up()
+        connected(connection)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "connect", slowly)
+    with pytest.raises(HungUp, match="no longer asked"):
+        server.call("/v1/completions", {"prompt": [1], "max_tokens": 1})
+    engine.close()
+
+
+def test_a_server_that_takes_nobody_in_does_not_hold_up_the_end(monkeypatch):
+    """Its queue is full: connecting takes until the limit, and nothing is tried after the end."""
+    monkeypatch.setattr(port, "CONNECTING", 0.2)
+    with socket.socket() as full, ExitStack() as others:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # those who wait to be taken in
+            other = others.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        server = port.Port(f"http://127.0.0.1:{full.getsockname()[1]}", deadline=600.0)
+        with ThreadPoolExecutor(1) as thread:
+            asked = thread.submit(server.call, "/health")
+            server.close()
+            assert isinstance(asked.exception(60), HungUp)
+        with pytest.raises(HungUp):
+            server.call("/health")
+
+
+def test_a_request_after_the_end_is_not_made(start):
+    one = Double()
+    engine = connect(start(one), ahead=True)
+    one.fault = "hang"
+    server = engine._vllm.pool.all[0]
+    engine.close()
+    with pytest.raises(HungUp, match="no longer asked"):
+        server.call("/v1/completions", {"prompt": [1], "max_tokens": 1})

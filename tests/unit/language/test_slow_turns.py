@@ -14,7 +14,7 @@ from grpo.language.turns import hosts
 from grpo.language.turns.conversation import Conversation, make_conversation
 from grpo.language.turns.tools import Call, Toolbox
 from tests.unit.language import slow_envs
-from tests.unit.language.slow_envs import DELAYS, LIVE, Echo, Gate, Trouble
+from tests.unit.language.slow_envs import DELAYS, LET_GO, LIVE, Echo, Gate, Trouble
 from tests.unit.language.test_turns import TOKENIZER, TOKENS, Scripted, call, prompt, samples_of
 from tests.unit.language.tiny import tiny_model
 
@@ -64,6 +64,23 @@ def test_what_comes_of_it_does_not_depend_on_who_answers_first():
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("texts, kept", [(("one", "another", "3"), 60_000), (("one", "one", "one"), 2**30)], ids=str)
+def test_nor_does_what_is_kept_of_it(texts, kept):
+    """Whose keys and values are let go of, and who finds those of the same words, would else be a matter of time."""
+    engine, found = InlineEngine(tiny_model(), TOKENS, kept_bytes=kept), []
+    prompts = [prompt(text, row=row, answer="abc"[row]) for row, text in enumerate(texts)]
+    sampling = Sampling(max_new_tokens=60, temperature=0.7 * (kept < 2**30), stop=("a", "3", "7", "x", "e", "o"))
+    for delays in ({"a": 0.0, "b": 0.02, "c": 0.04}, {"a": 0.04, "b": 0.02, "c": 0.0}):
+        DELAYS.clear()
+        DELAYS.update(delays)
+        player = Conversation(Chat(TOKENIZER), TOKENS, environment=Echo)
+        made = samples_of(player, engine, prompts, 2, sampling, list(range(6)))
+        found.append([(sample.ids.tolist(), sample.logp.numpy().tobytes()) for sample in made])
+        player.close()
+        assert engine.metrics()["engine/prompt_kept"] > 0
+    assert found[0] == found[1]
+
+
 def test_one_that_hangs_or_raises_ends_its_own_conversation_in_its_time():
     samples, _ = play(Trouble, ["x", "hangs", "raises"], count=2, timeout=3)
     assert [sample.error for sample in samples[:2]] == [None, None] and samples[0].reward == 3.0
@@ -73,7 +90,11 @@ def test_one_that_hangs_or_raises_ends_its_own_conversation_in_its_time():
 
 def test_one_that_holds_the_loop_is_given_up_with_it(monkeypatch):
     monkeypatch.setattr(hosts, "GRACE", 0.1)
-    samples, _ = play(Trouble, ["holds"], timeout=0.1)
+    LET_GO.clear()
+    try:
+        samples, _ = play(Trouble, ["holds"], timeout=1.0)
+    finally:
+        LET_GO.set()
     assert "held up the event loop" in samples[0].error
     player = Conversation(Chat(TOKENIZER), TOKENS, environment=lambda: Trouble())  # found out by making one
     assert samples_of(player, Anyone(), [prompt(answer="x")], 1, Sampling(), [0])[0].reward == 3.0
@@ -111,14 +132,14 @@ def test_plain_tools_beside_awaited_ones_stay_in_processes_of_their_own():
 
 def test_an_environment_that_was_lost_is_played_again_and_must_answer_as_before():
     async def asked():
-        room = hosts.Room(Echo, 1.0)
+        room = hosts.Room(Echo, 60.0)
         first = await room.answer(hosts.Question(0, {"answer": "x"}))
         one = await room.answer(hosts.Question(0, {"answer": "x"}, ("a",), (hosts.digest(first.value),)))
         heard = (hosts.digest(first.value), hosts.digest(one.value))
         two = await room.answer(hosts.Question(0, {"answer": "x"}, ("a", "b"), heard))
-        elsewhere = hosts.Room(Echo, 1.0)
+        elsewhere = hosts.Room(Echo, 60.0)
         again = await elsewhere.answer(hosts.Question(0, {"answer": "x"}, ("a", "b"), heard))
-        other = await hosts.Room(Echo, 1.0).answer(hosts.Question(0, {"answer": "x"}, ("a", "b"), (heard[0], "other")))
+        other = await hosts.Room(Echo, 60.0).answer(hosts.Question(0, {"answer": "x"}, ("a", "b"), (heard[0], "other")))
         return two, again, other
 
     two, again, other = asyncio.run(asked())

@@ -11,8 +11,8 @@ import torch
 from grpo.config import ConfigError
 from grpo.core import teachers
 from grpo.language import GRPOConfig, GRPOTrainer
+from grpo.language.looking import make_speaker
 from grpo.language.model.teacher import NoTeacher, expect_same_tokens
-from grpo.language.trainer import make_speaker
 from grpo.protocols import CollectRequest
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 

@@ -57,6 +57,7 @@ def make(folder, tmp_path, **settings) -> GRPOTrainer:
 # --- as printed -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_block_trl_users_know_runs_as_printed(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("train", "test"):

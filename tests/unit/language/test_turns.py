@@ -14,7 +14,7 @@ from grpo.language.engines.inline import InlineEngine
 from grpo.language.samples import Prompt
 from grpo.language.scoring.probe import make_scorer
 from grpo.language.turns.conversation import Conversation, make_conversation
-from grpo.language.turns.tools import LONGEST, Call, Toolbox, parse_calls
+from grpo.language.turns.tools import LONGEST, Call, Toolbox, as_text, parse_calls
 from tests.unit.language.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -176,6 +176,32 @@ def test_several_calls_of_a_completion_are_answered_in_their_order():
 def test_a_coroutine_is_awaited_and_a_long_answer_is_cut():
     sample, _ = talk(call("slow_echo", text="12345"), "ok", limit=5000)
     assert sample.messages[1]["content"] == "12345" * (LONGEST // 5) + "… (5000 characters)"
+
+
+@pytest.mark.parametrize(
+    "value, told",
+    [
+        ({"type": "weather", "degrees": 3}, "{'type': 'weather', 'degrees': 3}"),
+        ([{"type": "pdf", "title": "a"}], "[{'type': 'pdf', 'title': 'a'}]"),
+        ([{"type": "text", "title": "a"}], "[{'type': 'text', 'title': 'a'}]"),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ([], "[]"),
+    ],
+    ids=str,
+)
+def test_data_of_a_tool_may_have_a_type_of_its_own(value, told):
+    assert as_text(value) == told
+
+
+def test_an_image_of_an_awaited_tool_is_refused_too():
+    async def look() -> list:
+        """Look."""
+        return [{"type": "image", "image": None}]
+
+    tools = Toolbox([look])
+    with pytest.raises(ConfigError, match=r"tool look: it answered with an image; .* show images in the row's"):
+        talk('<tool_call>{"name": "look", "arguments": {}}</tool_call>', "done", tools=tools)
+    tools.close()
 
 
 def test_conversations_are_played_side_by_side_and_only_the_live_ones_go_on():

@@ -111,7 +111,48 @@ class Places:
         block_PT = torch.where((own_PT >= 0) & (at_T[None] < length_P[:, None]), block_PT, 0)
         return cls(block_PT.flatten(), (own_PT % block_size).flatten())
 
+    @classmethod
+    def behind(cls, table_PB: Tensor, length_P: Tensor, past_P: Tensor, steps: int, block_size: int) -> Places:
+        """Of (P, steps) tokens that come behind `past_P` others in the same blocks."""
+        at_T = torch.arange(steps, device=table_PB.device)
+        at_PT = past_P[:, None].long() + at_T[None]
+        block_PT = table_PB.long().gather(1, (at_PT // block_size).clamp(0, table_PB.shape[1] - 1))
+        block_PT = torch.where(at_T[None] < length_P[:, None], block_PT, 0)
+        return cls(block_PT.flatten(), (at_PT % block_size).flatten())
+
     def write(self, kept: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
         """(P, heads, T, width) each."""
         for pool, states in zip(kept, (key, value), strict=True):
             pool[self.block_M, :, self.offset_M] = states.transpose(1, 2).flatten(0, 1).to(pool.dtype)
+
+
+@dataclass(frozen=True)
+class Past:
+    """Tokens that lie in blocks already, for new ones that come behind them."""
+
+    table_PB: Tensor
+    sees_PTC: Tensor
+    """Which of the past, then of the new tokens, a new one sees."""
+    width: int
+    """Tokens of the longest past."""
+
+    @classmethod
+    def of(cls, table_PB: Tensor, past_P: Tensor, steps: int, width: int) -> Past:
+        """Of so many new tokens."""
+        at_C, at_T = torch.arange(width, device=past_P.device), torch.arange(steps, device=past_P.device)
+        old_PTC = (at_C[None] < past_P[:, None])[:, None].expand(-1, steps, -1)
+        new_PTC = (at_T[None] <= at_T[:, None])[None].expand(len(past_P), -1, -1)
+        return cls(table_PB.long(), torch.cat([old_PTC, new_PTC], 2), width)
+
+    def attended(
+        self, query: Tensor, key: Tensor, value: Tensor, pools: tuple[Tensor, Tensor], how: Attention
+    ) -> Tensor:
+        """(P, T, heads, width) what new tokens find in the past and in each other."""
+        keys, values = (
+            torch.cat([pool[self.table_PB].transpose(1, 2).flatten(2, 3)[:, :, : self.width].to(new.dtype), new], 2)
+            for pool, new in zip(pools, (key, value), strict=True)
+        )
+        out = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=self.sees_PTC[:, None], scale=how.scale, enable_gqa=how.heads != how.kv_heads
+        )
+        return out.transpose(1, 2)

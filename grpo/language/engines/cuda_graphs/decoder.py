@@ -51,6 +51,12 @@ class Decoder(Protocol):
         """
         ...
 
+    def prefill_behind(
+        self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, past_P: Tensor, width: int, blocks: BlockManager
+    ) -> None:
+        """Keys and values of tokens behind `past_P` others, `width` at most, that lie in the same blocks already."""
+        ...
+
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """(M, V) of what the head reads."""
         ...

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from grpo.language.engines.cuda_graphs.attention import Places, causal
+from grpo.language.engines.cuda_graphs.attention import Past, Places, causal
 from grpo.language.engines.cuda_graphs.blocks import BlockManager
 from grpo.language.engines.cuda_graphs.kernels import Attention, add_norm, attend, rope_and_store
 from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
@@ -178,3 +178,23 @@ class FusedDecoder:
             return causal(q, k, v, layer.how).reshape(rows * steps, -1)
 
         return self.body(ids_PT.flatten(), attention)
+
+    def prefill_behind(
+        self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, past_P: Tensor, width: int, blocks: BlockManager
+    ) -> None:
+        """Keys and values of tokens behind `past_P` others, `width` at most, that lie in the same blocks already."""
+        rows, steps = ids_PT.shape
+        places = Places.behind(table_PB, length_P, past_P, steps, blocks.block_size)
+        past = Past.of(table_PB, past_P, steps, width)
+        at_M = (past_P[:, None].long() + torch.arange(steps, device=ids_PT.device)).clamp(max=len(self.cos) - 1)
+        rope = self.cos[at_M.flatten()].contiguous(), self.sin[at_M.flatten()].contiguous()
+
+        def attention(number: int, layer: Layer, qkv: Tensor) -> Tensor:
+            pools = blocks.kv_cache[number]
+            where = *pools, places.block_M, places.offset_M
+            q, k = rope_and_store(layer.how, qkv, *where, rows * steps, rope, layer.qk_norms)
+            v = qkv[:, -layer.qkv.sizes[-1] :]
+            q, k, v = (states.view(rows, steps, -1, layer.how.head_dim).transpose(1, 2) for states in (q, k, v))
+            return past.attended(q, k, v, pools, layer.how).reshape(rows * steps, -1)
+
+        self.body(ids_PT.flatten(), attention)

@@ -24,6 +24,7 @@ from grpo.graphs import capture
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.cuda_graphs.blocks import BlockManager, block_bytes
 from grpo.language.engines.cuda_graphs.decoder import Decoder, make_decoder
+from grpo.language.engines.cuda_graphs.kept import KeptConversations
 from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIVE
 from grpo.language.engines.cuda_graphs.module_decoder import ModuleDecoder
 from grpo.language.engines.cuda_graphs.noise import HALF
@@ -138,6 +139,9 @@ class ModelRunner:
         """Bytes that were taken when sampling last ended."""
         self.busy = False
         """Whether a rollout is under way."""
+        self.conversing = False
+        """Whether blocks are kept, for what was said may be gone on from."""
+        self.kept = KeptConversations()
         self._key: Any = None
         self._positions = 0
         """That the decoder has rotations for; never fewer than were once needed."""
@@ -194,6 +198,11 @@ class ModelRunner:
         self._before, self._need = replace(self.counts), need
         blocks, buffers = self.blocks, self.buffers
         count = self._count(self.decoder, need)
+        if blocks is not None and blocks.count < count and len(self.kept.book):
+            if self.more_blocks(count - blocks.count):
+                count = blocks.count
+            else:
+                self.kept.forget(blocks)
         if blocks is None or blocks.count < count:
             blocks = self.blocks = None  # before the new ones are made
             blocks = self._allocated(self.decoder, count, need.table)
@@ -233,12 +242,27 @@ class ModelRunner:
             self._used = max(self._used, self.blocks.most_used)
         if self.device.type == "cuda":
             self._left = torch.cuda.memory_allocated(self.device)
-        if self.keep_between_rollouts:
+        if self.keep_between_rollouts or self.conversing:
             return
         if self.device.type != "cuda" or self._made_room:
             self.release()
         elif self._size() >= memory.GIVEN_BACK:
             self.blocks = None  # graphs stay: they are right again where the memory comes back
+
+    def converse(self, on: bool) -> None:
+        """Blocks of what was said are kept from now on, or no longer."""
+        self.conversing = on
+        if on:
+            self.kept.book.asked = self.kept.book.found = 0
+            return
+        self.kept.forget(self.blocks)
+        if not self.busy:
+            self.end()
+
+    def keeps(self) -> bool:
+        """Whether they are, by a model whose layers all see everything before a token."""
+        assert self.decoder is not None
+        return self.conversing and all(how.window is None and how.softcap is None for how in self.decoder.layers)
 
     def _size(self) -> int:
         """Bytes of keys and values, in the last rollout."""
@@ -293,6 +317,7 @@ class ModelRunner:
     def release(self) -> None:
         """Let go of keys, values and graphs; the next rollout makes them again."""
         self._drop()
+        self.kept.forget(None)
         self.blocks = self.buffers = None
         self._place = (0, 0)
 
@@ -315,6 +340,8 @@ class ModelRunner:
         now, before = self.counts, self._before
         drafted = now.drafted - before.drafted
         drafts = {"engine/draft_accepted": (now.accepted - before.accepted) / drafted} if drafted else {}
+        if self.kept.book.asked:
+            drafts["engine/prompt_kept"] = self.kept.book.found / self.kept.book.asked
         return drafts | {
             "engine/kv_gib": self._size() / 2**30,
             "engine/slots_in_use": (now.tokens - before.tokens) / max(now.slot_steps - before.slot_steps, 1),
@@ -358,6 +385,12 @@ class ModelRunner:
             kept.copy_(self.sent(tensor))
         replay()
         return None
+
+    def prefill_behind(self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, past_P: Tensor) -> None:
+        """Tokens behind `past_P` others that lie in the same blocks (all on the CPU here); nothing is captured."""
+        assert self.decoder is not None and self.blocks is not None
+        ids, table, length, past = (self.sent(tensor) for tensor in (ids_PT, table_PB, length_P, past_P))
+        self.decoder.prefill_behind(ids, table, length, past, int(past_P.max()), self.blocks)
 
     def _capture_prefill(self, like: Sequence[Tensor]) -> tuple[Sequence[Tensor], Callable[[], None]]:
         decoder, blocks = self.decoder, self.blocks

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo.language.engines.cuda_graphs.attention import Handler, Places, attending, causal
+from grpo.language.engines.cuda_graphs.attention import Handler, Past, Places, attending, causal
 from grpo.language.engines.cuda_graphs.blocks import BlockManager
 from grpo.language.engines.cuda_graphs.kernels import Attention, attend
 from grpo.language.scoring.decoder_layout import Unsupported
@@ -63,6 +63,21 @@ class ModuleDecoder:
         # Padding stays within the prompt: positions may be rows of a table.
         at_T, last_P = torch.arange(ids_PT.shape[1], device=ids_PT.device), (length_P.long() - 1).clamp(min=0)
         self._forward(ids_PT, torch.minimum(at_T[None], last_P[:, None]), handler)
+
+    def prefill_behind(
+        self, ids_PT: Tensor, table_PB: Tensor, length_P: Tensor, past_P: Tensor, width: int, blocks: BlockManager
+    ) -> None:
+        """Keys and values of tokens behind `past_P` others, `width` at most, that lie in the same blocks already."""
+        places = Places.behind(table_PB, length_P, past_P, ids_PT.shape[1], blocks.block_size)
+        past = Past.of(table_PB, past_P, ids_PT.shape[1], width)
+
+        def handler(module: Any, query: Tensor, key: Tensor, value: Tensor, how: Attention) -> Tensor:
+            pools = blocks.kv_cache[module.layer_idx]
+            places.write(pools, key, value)
+            return past.attended(*self._same(query, key, value), pools, how)
+
+        at_T, last_P = torch.arange(ids_PT.shape[1], device=ids_PT.device), (length_P.long() - 1).clamp(min=0)
+        self._forward(ids_PT, past_P[:, None].long() + torch.minimum(at_T[None], last_P[:, None]), handler)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """The module keeps to itself what its head reads."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from grpo.language.engines.cuda_graphs.blocks import BlockManager
+from grpo.language.engines.cuda_graphs.kept import KeptConversations, PromptBlocks
 from grpo.language.engines.cuda_graphs.sequence import Sequence, SequenceGroup
 
 PAGE = 8
@@ -14,9 +15,9 @@ PAGE = 8
 class Pages:
     """Gives sequences their blocks and takes them back."""
 
-    def __init__(self, blocks: BlockManager, more: Callable[[int], bool]) -> None:
-        """more: has the memory grow by so many blocks at least; whether it could."""
-        self.blocks, self._more = blocks, more
+    def __init__(self, blocks: BlockManager, more: Callable[[int], bool], kept: KeptConversations | None) -> None:
+        """more: has the memory grow by so many blocks at least; whether it could. kept: who gives up theirs if not."""
+        self.blocks, self._more, self._kept = blocks, more, kept
 
     def enter(self, sequence: Sequence, spare: int) -> bool:
         """Whether there were blocks for a sequence to begin with, or to go on; `spare` are left for the others."""
@@ -26,7 +27,7 @@ class Pages:
         if not self._found(own + shared + spare):
             return False
         if group.blocks is None:
-            group.blocks = self.blocks.allocate(shared)
+            group.prompt = PromptBlocks(self.blocks.allocate(shared))
         sequence.blocks = self.blocks.allocate(own)
         return True
 
@@ -51,13 +52,15 @@ class Pages:
 
     def leave_prompt(self, group: SequenceGroup) -> None:
         """The prompt's blocks are free again; it is read anew where they are needed once more."""
-        if group.blocks is not None:
-            self.blocks.free(group.blocks)
-            group.blocks, group.prefilled = None, False
+        if group.prompt is not None:
+            group.prompt.leave(self.blocks)
+            group.prompt, group.prefilled = None, False
 
     def _found(self, count: int) -> bool:
         lacking = count - self.blocks.num_free
-        return lacking <= 0 or (self._more(lacking) and count <= self.blocks.num_free)
+        if lacking <= 0 or (self._more(lacking) and count <= self.blocks.num_free):
+            return True
+        return self._kept is not None and self._kept.make_room(count, self.blocks)
 
 
 def may_grow(sequence: Sequence) -> int:

@@ -59,3 +59,26 @@ def together(readings: Sequence[R]) -> Iterator[list[R]]:
             end += 1
         yield new[start:end]
         start = end
+
+
+@dataclass(frozen=True)
+class Going:
+    """Tokens that come behind others, in the same blocks."""
+
+    ids: Sequence[int]
+    """What is new."""
+    blocks: Sequence[int]
+    past: int
+
+
+def read_behind(runner: ModelRunner, goings: Sequence[Going]) -> None:
+    """Keys and values of what is new; those of similar length together."""
+    new = sorted(goings, key=lambda one: one.past + len(one.ids))
+    while new:
+        count = 1
+        while count < len(new) and (new[count].past + len(new[count].ids)) * (count + 1) <= PREFILL_TOKENS:
+            count += 1
+        some, new = new[:count], new[count:]
+        ids_PT, table_PB, length_P, _ = laid([Reading(one.ids, one.blocks) for one in some])
+        past_P = torch.tensor([one.past for one in some])
+        runner.prefill_behind(ids_PT, table_PB, length_P, past_P)

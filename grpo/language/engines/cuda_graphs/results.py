@@ -63,12 +63,24 @@ class Results:
         found = zip(at, made.long(), logp, kept, ended.tolist(), strict=True)
         return [self._completion(n, ids, logps, share, self.ended.get(n, code)) for n, ids, logps, share, code in found]
 
-    def _completion(self, number: int, made_T: Tensor, logp_T: Tensor, kept_T: Tensor, code: int) -> Completion:
+    def ids(self, sequences: abc.Sequence[Sequence]) -> list[list[int]]:
+        """What those have said that have ended."""
+        at, longest = [one.number for one in sequences], max(one.steps for one in sequences)
+        made, ended = self._fetched(at, self._outputs.made_RT[:, :longest], self._outputs.ended_R)
+        found = zip(at, made, ended.tolist(), strict=True)
+        return [ids[: self._end(number, self.ended.get(number, code))[0]].tolist() for number, ids, code in found]
+
+    def _end(self, number: int, code: int) -> tuple[int, Stop]:
+        """A sequence's length, and why it ended."""
         length = code >> 2
         reason: Stop = "eos" if code & 3 == ENDED_BY_EOS else "length"
         stopped = self.stopped.get(number)
         if stopped is not None and (not length or stopped < length or reason == "length"):
-            length, reason = stopped, "stop"
+            return stopped, "stop"
+        return length, reason
+
+    def _completion(self, number: int, made_T: Tensor, logp_T: Tensor, kept_T: Tensor, code: int) -> Completion:
+        length, reason = self._end(number, code)
         logp_T = logp_T[:length]
         if not math.isfinite(float(logp_T.sum())):
             raise FloatingPointError("the model's logits are not finite: its weights hold NaN or infinity, or overflow")

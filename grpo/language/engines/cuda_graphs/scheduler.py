@@ -30,10 +30,11 @@ from grpo.language.engines.cuda_graphs.kernels import FIELDS, LIMIT, LIVE, LONG,
 from grpo.language.engines.cuda_graphs.model_runner import ModelRunner, Need, buckets
 from grpo.language.engines.cuda_graphs.noise import Noise
 from grpo.language.engines.cuda_graphs.pages import PAGE, Pages, may_grow
-from grpo.language.engines.cuda_graphs.reading import Reading, read
+from grpo.language.engines.cuda_graphs.reading import Going, Reading, read, read_behind
 from grpo.language.engines.cuda_graphs.results import Results
 from grpo.language.engines.cuda_graphs.sampler import ENDED_BY_EOS
 from grpo.language.engines.cuda_graphs.sequence import Sequence, SequenceGroup
+from grpo.language.engines.cuda_graphs.turns import go_on, keep
 from grpo.language.engines.drafts import up_to_end
 
 CHUNK = 8
@@ -83,12 +84,15 @@ class Scheduler:
                 sequence.draft = up_to_end(draft[: sequence.limit], runner.tokens.eos)
         self.early: list[Sequence] = []
         """Sequences that have ended with their draft."""
+        self.kept = runner.kept if runner.keeps() else None
         self.waiting, self.longest = deque(self.sequences), max(limits)
         self.most = min(slots or SLOTS, len(seeds))
         self.decoder, self.blocks, self.buffers = runner.begin(self._need())
+        for group in self.groups if self.kept is not None else ():  # what is taken earlier may lie in blocks of before
+            group.kept = runner.kept.book.take(group.prompt_ids)
         self.state_FS, self.table_SB, self.outputs = self.buffers.state_FS, self.buffers.table_SB, self.buffers.outputs
         self.sizes = buckets(self.most)
-        self.pages = Pages(self.blocks, runner.more_blocks)
+        self.pages = Pages(self.blocks, runner.more_blocks, self.kept)
         self.noise = Noise(seeds, self.longest, self.outputs.uniform_RW, runner.sent)
         self.slots: list[Sequence | None] = []
         self.provided = 0
@@ -107,6 +111,8 @@ class Scheduler:
         # The neediest that may be there at once.
         neediest = sorted(own, reverse=True)[: self.most]
         prompts = sum(sorted(shared, reverse=True)[: -(-self.most // self.count) + 1])
+        held = self.runner.blocks
+        prompts += held.count - held.num_free if held is not None and self.kept is not None else 0
         return Need(
             slots=self.most,
             rows=len(self.sequences),
@@ -153,6 +159,7 @@ class Scheduler:
             self.pages.leave(sequence)
         for group in self.groups:
             self.pages.leave_prompt(group)
+            self._copied([group])
 
     # --- blocks and numbers -----------------------------------------------------------------------------------------
 
@@ -196,10 +203,11 @@ class Scheduler:
         """Have the last ones wait until the others have blocks for the next chunk; nothing is being computed."""
         while not self._provide():
             seated = [(one.number, slot) for slot, one in enumerate(self.slots) if one is not None]
-            idle = [group for group in self.groups if group.blocks is not None and not group.seated]
+            idle = [group for group in self.groups if (group.prompt or group.kept) and not group.seated]
             if idle:
                 for group in idle:
                     self.pages.leave_prompt(group)
+                self._copied(idle)
             elif len(seated) > 1:
                 self._preempt(max(seated)[1])
             else:
@@ -258,6 +266,7 @@ class Scheduler:
         if alone and not coming and self.waiting:  # prompts of others that wait may be in its way
             for group in self.groups:
                 self.pages.leave_prompt(group)
+            self._copied(self.groups)  # there are no blocks to copy to: they are let go of
             if self.pages.enter(self.waiting[0], 0):
                 coming.append(self.waiting.popleft())
         return coming
@@ -265,8 +274,10 @@ class Scheduler:
     def _prefill(self, sequences: abc.Sequence[Sequence]) -> None:
         """Keys and values of prompts that are new, and of what sequences that had to wait have said."""
         groups = [group for group in dict.fromkeys(one.group for one in sequences) if not group.prefilled]
-        readings = [Reading(group.prompt_ids[:-1], group.blocks or ()) for group in groups if group.shared_tokens]
+        going, groups_anew = [group for group in groups if group.kept], [group for group in groups if not group.kept]
+        readings = [Reading(group.prompt_ids[:-1], group.blocks or ()) for group in groups_anew if group.shared_tokens]
         self.runner.counts.prefills += len(readings)
+        read_behind(self.runner, self._copied(going))
         for one in sequences:
             if one.steps:
                 ids = [*one.group.prompt_ids, *self.results.said(one)[:-1]]
@@ -274,6 +285,10 @@ class Scheduler:
         read(self.runner, readings)
         for group in groups:
             group.prefilled = True
+
+    def _copied(self, groups: abc.Sequence[SequenceGroup]) -> list[Going]:
+        """What is kept for them, into their blocks if they have any; what is new."""
+        return [] if self.kept is None else go_on(groups, self.kept, self.blocks, self.runner.device)
 
     def _verified(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """Those that go on: behind as much of their drafts as is right, if they have any."""
@@ -404,6 +419,8 @@ class Scheduler:
         ]
         self.results.find_stops([(sequence, steps) for sequence, _, steps in seated])
         finished = [sequence for sequence, live, _ in seated if not live or sequence.number in self.results.stopped]
+        if self.kept is not None and finished:
+            keep(finished, self.results.ids(finished), self.kept, self.blocks)
         for sequence in finished:
             sequence.group.seated -= 1
             self._end(sequence)

@@ -6,6 +6,7 @@ from collections import abc
 from dataclasses import dataclass, field
 
 from grpo.language.engines.cuda_graphs.blocks import blocks_for
+from grpo.language.engines.cuda_graphs.kept import KeptBlocks, PromptBlocks
 
 
 @dataclass(eq=False)
@@ -43,8 +44,15 @@ class SequenceGroup:
     """Completions that have not ended."""
     seated: int = 0
     """Completions that have a slot."""
-    blocks: list[int] | None = None
+    prompt: PromptBlocks | None = None
     prefilled: bool = False
+    kept: tuple[int, KeptBlocks] | None = None
+    """Of the conversation that it goes on: how many tokens of it there are, and where."""
+
+    @property
+    def blocks(self) -> list[int] | None:
+        """Of what is shared; None: it has none at present."""
+        return None if self.prompt is None else self.prompt.blocks
 
     @property
     def shared_tokens(self) -> int:

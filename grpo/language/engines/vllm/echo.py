@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from grpo.language.engines.inline import evaluating
+from grpo.language.engines.inline import evaluating, head_of
 from grpo.language.engines.vllm.requests import Answer, Request
+from grpo.language.scoring.head import unrounded
 
 ECHO = 0.2
 """Nats by which vLLM may be off the median token. Seen: 0.04 in bfloat16, 3 with a head that no push reached."""
@@ -25,7 +26,7 @@ def probes(temperature: float = 1.0) -> list[Request]:
 def gap_of(model: nn.Module, answers: Sequence[Answer], scale: float = 1.0) -> float:
     """Nats between recorded log-probs and the module's, by the median token; `scale`: divides its logits."""
     gaps = []
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluating(model), unrounded(head_of(model)):
         for answer in answers:
             ids = torch.tensor([*PROBE, *answer.ids]).to(next(model.parameters()).device)
             logits_TV = model(input_ids=ids[None]).logits[0, len(PROBE) - 1 : -1].float() / scale

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
+from grpo.errors import warn
 from grpo.language.engines.vllm.requests import Answer, Request
-from grpo.language.engines.vllm.server import LOST, ServerFailed, VLLMServer
+from grpo.language.engines.vllm.server import VLLMServer
+from grpo.language.port import LOST, HungUp, ServerFailed
 
 REQUESTS = 256
 """Completions that are asked of a server at a time; it batches them itself."""
@@ -18,6 +20,8 @@ PATIENCE = 2.0
 """Seconds for which one of several servers is asked again before its prompts go to another."""
 HEALTH_EVERY, HEALTH_LIMIT, HEALTH_MISSES = 5.0, 10.0, 3
 """Seconds between two looks at a server's health and for its answer; so many without one, and it is taken out."""
+STOPPED = 2.0
+"""Seconds without an answer after which what is still under way came too late to be stopped, and is asked again."""
 SALT = 0x9E3779B97F4A7C15
 """Sets the draws of a completion's later parts apart."""
 
@@ -58,7 +62,7 @@ class Servers:
             self._changed.notify_all()
         if not known and not self.alone:  # the only one's failure is raised
             left = f"{len(self.live)} of {len(self.all)} are left"
-            warnings.warn(f"server {server} is taken out: {why}; {left}", stacklevel=2)
+            warn(f"server {server} is taken out: {why}; {left}")
         if not known:
             server.hang_up()
 
@@ -68,7 +72,7 @@ class Servers:
             back = self.out.pop(server, None)
             self._changed.notify_all()
         if back is not None:
-            warnings.warn(f"server {server} is back", stacklevel=2)
+            warn(f"server {server} is back")
 
     # --- completions ------------------------------------------------------------------------------------------------
 
@@ -91,13 +95,17 @@ class Servers:
             try:
                 asked = [*prompt, *made.ids], {**settings, "max_tokens": room, "seed": seed}
                 part = server.complete(asked)
+            except HungUp:  # it was taken out, or is given new weights
+                if self._closed.is_set():
+                    raise
+                continue
             except (ServerFailed, *LOST) as error:
-                self._done(server)
                 if self.alone or self._closed.is_set():
                     raise
                 self.take_out(server, str(error))
                 continue
-            paused = self._done(server)
+            finally:  # whatever went wrong: a push would wait for it
+                paused = self._done(server)
             made = made.then(part, version)
             if part.finish != "abort" or not (paused or version != self.version):
                 return made
@@ -195,14 +203,21 @@ class Servers:
                 self._changed.wait(0.5)
 
     def _drain(self) -> None:
-        """Wait for what was stopped; a server that keeps its requests is taken out."""
-        end = time.monotonic() + self.deadline
+        """Wait for what was stopped; a request that arrived after the pause would wait there for the end of it."""
         with self._changed:
-            while self._busy and time.monotonic() < end:
-                self._changed.wait(0.5)
+            while (left := self._busy) and self._changed.wait_for(partial(self._fewer, left), STOPPED):
+                pass
+            late = [server for server in self.live if server.in_flight]
+        for server in late:
+            server.hang_up()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy, self.deadline)
             stuck = [server for server in self.live if server.in_flight]
         for server in stuck:
             self.take_out(server, f"it did not stop within {self.deadline:g} s")
+
+    def _fewer(self, requests: int) -> bool:
+        return self._busy < requests
 
     # --- health -----------------------------------------------------------------------------------------------------
 
@@ -219,7 +234,6 @@ class Servers:
         """Servers are left running; what was asked ahead of them is not waited for."""
         self._closed.set()
         for server in self.all:
-            server.patience = 0.0
-            server.hang_up()
+            server.close()
         with self._changed:
             self._changed.notify_all()

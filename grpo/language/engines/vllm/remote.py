@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -12,12 +11,14 @@ from contextlib import nullcontext
 from torch import nn
 
 from grpo.config import ConfigError
+from grpo.errors import warn
 from grpo.language.engines import Tokens
 from grpo.language.engines.vllm.echo import ECHO, gap_of, probes, told
 from grpo.language.engines.vllm.pool import PATIENCE, Servers
 from grpo.language.engines.vllm.requests import Answer, Request
-from grpo.language.engines.vllm.server import LOST, ServerFailed, VLLMServer
+from grpo.language.engines.vllm.server import VLLMServer
 from grpo.language.engines.vllm.transfer import ByFile, Transfer, transfer_of
+from grpo.language.port import LOST, ServerFailed
 
 TEXT = "Wörter, numbers 0123456789 and\n\tspaces"
 OLDEST = (0, 11)
@@ -105,7 +106,7 @@ class RemoteVLLM:
             self._each(servers, send)
         if not ready and self._may_fall_back and self._transfer.name in ("ipc", "nccl"):
             said = self.pool.told()
-            warnings.warn(f"weights go by file, since transfer={self._transfer.name} failed: {said}", stacklevel=4)
+            warn(f"weights go by file, since transfer={self._transfer.name} failed: {said}")
             self._transfer, self._may_fall_back = ByFile(self._folder), False
             return self._sent(servers)
         self._may_fall_back = False
@@ -127,6 +128,7 @@ class RemoteVLLM:
             return False
         try:
             self._meet(server)
+            server.ask("/resume", {})  # it may have been lost while it stood
         except (RuntimeError, *LOST) as error:
             self.pool.out[server] = str(error)
             return False

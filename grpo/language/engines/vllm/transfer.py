@@ -20,14 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from grpo.config import ConfigError
-from grpo.language.engines.vllm.server import ServerFailed, VLLMServer
+from grpo.language.engines.vllm.server import VLLMServer
 from grpo.language.engines.vllm.weights import bits, checkpoint, shared, shipped
+from grpo.language.port import ServerFailed
 
 ADAPTERS = (
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-lora-rank RANK --max-loras 3 "
-    "--generation-config vllm"
+    """--generation-config vllm --hf-overrides '{"head_dtype": "float32"}'"""
 )
-"""How a server is started that takes adapters alone."""
+"""How a server is started that takes adapters alone; the last setting leaves logits unrounded, as ours are."""
 
 
 class Transfer(Protocol):

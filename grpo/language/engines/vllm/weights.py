@@ -134,12 +134,18 @@ class Receiver:
         return {"version": version, "stale": stale, "compared": len(compared)}
 
     def grpo_ready(self, temperature: float) -> dict[str, Any]:
-        """Divide the logits from now on; the version of the weights, and how many heads are there to divide."""
+        """Divide the logits from now on; the version of the weights, and how many heads are there to divide.
+
+        On a GPU logits are not rounded to bfloat16, as ours are not: around 20 they would lose their second digit.
+        """
         worker: Any = self
         heads = [
             module for module in worker.model_runner.get_model().modules() if type(module).__name__ == "LogitsProcessor"
         ]
+        plain = torch.cuda.is_available() and worker.vllm_config.quant_config is None
         for head in heads:
+            if plain and hasattr(head, "head_dtype"):
+                head.head_dtype = torch.float32
             if hasattr(head, "grpo_hook"):
                 head.grpo_hook.remove()
             head.grpo_hook = head.register_forward_hook(

@@ -29,7 +29,7 @@ PARTS_ONLY = TEMPLATE.replace("{% if m['content'] is string %}{{ m['content'] }}
 )
 """As SmolVLM's: a message is a list of parts, and what is given as text alone is left out."""
 
-LAYOUTS = ("qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm", "llava_next")
+LAYOUTS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4", "idefics3", "smolvlm", "llava_next")
 
 
 def tokenizer_of(**tokens: str) -> Any:
@@ -78,13 +78,16 @@ def _written(mark: str, template: str = TEMPLATE) -> str:
 def _qwen(kind: str) -> tuple[Any, Any]:
     t: Any = transformers
     tokenizer = tokenizer_of(image_token="<image>", video_token="<video>")
-    name = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[kind]
+    name = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}[kind]
     vision = {
         "depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "out_hidden_size": WIDTH,
         "intermediate_size": 64, "spatial_merge_size": 2, "temporal_patch_size": 2,
     }  # fmt: skip
+    if kind == "qwen2_vl":
+        vision |= {"embed_dim": 32, "mlp_ratio": 2, "hidden_size": WIDTH}
     if kind == "qwen2_5_vl":
         vision |= {"window_size": 16, "fullatt_block_indexes": [1]}
+    if kind != "qwen3_vl":
         text = text_sizes(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]})
     else:
         vision |= {"deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64}
@@ -106,6 +109,10 @@ def _qwen(kind: str) -> tuple[Any, Any]:
     )
     mark = "<|vision_start|><image><|vision_end|>"
     return model, without_videos(getattr(t, f"{name}Processor"))(images, tokenizer, chat_template=_written(mark))
+
+
+def _qwen2_vl() -> tuple[Any, Any]:
+    return _qwen("qwen2_vl")
 
 
 def _qwen2_5_vl() -> tuple[Any, Any]:
@@ -135,6 +142,35 @@ def _gemma3() -> tuple[Any, Any]:
     model = t.Gemma3ForConditionalGeneration(config)
     torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.1)  # else it is 0
     return model, processor
+
+
+def _gemma4() -> tuple[Any, Any]:
+    t: Any = transformers
+    audio = {"audio_token": "<video>", "boa_token": "<|vision_start|>", "eoa_token": "<|vision_end|>"}
+    tokenizer = tokenizer_of(image_token="<image>", boi_token="<boi>", eoi_token="<eoi>", **audio)
+    size = len(CONTROL) + len(LETTERS)
+    config = t.Gemma4Config(
+        text_config=text_sizes(
+            vocab_size=size + 1, head_dim=8, global_head_dim=8, sliding_window=64, hidden_size_per_layer_input=0,
+            num_kv_shared_layers=0, layer_types=["sliding_attention", "full_attention"],
+        ),
+        vision_config={
+            "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "pooling_kernel_size": 2,
+            "position_embedding_size": 64,
+        },
+        audio_config=None,
+        image_token_id=CONTROL.index("<image>"),
+        boi_token_id=CONTROL.index("<boi>"),
+        eoi_token_id=CONTROL.index("<eoi>"),
+        audio_token_id=CONTROL.index("<video>"),
+        boa_token_id=CONTROL.index("<|vision_start|>"),
+        eoa_token_index=CONTROL.index("<|vision_end|>"),
+        video_token_id=size,  # the processor adds it
+    )  # fmt: skip
+    images = t.Gemma4ImageProcessorPil(patch_size=4, pooling_kernel_size=2, max_soft_tokens=70)
+    kind = without_videos(t.Gemma4Processor)
+    return t.Gemma4ForConditionalGeneration(config), kind(None, images, tokenizer, chat_template=_written("<image>"))
 
 
 def _idefics(name: str) -> tuple[Any, Any]:

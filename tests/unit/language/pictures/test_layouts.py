@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from grpo.errors import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Sampling
 from grpo.language.engines.hf import HFEngine
+from grpo.language.engines.inline import InlineEngine
 from grpo.language.model import vision
 from grpo.language.model.adapters import with_adapter
 from grpo.language.pictures.processor import Pictures
@@ -126,6 +128,54 @@ def test_images_stay_with_their_prompts(layout: str) -> None:
     assert apart > 1e-3, "the images are told apart"
 
 
+@pytest.mark.parametrize("layout", layouts.LAYOUTS)
+def test_our_own_loop_reads_images_as_the_module_does(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy, it says what `generate` says; drawn, its log-probs are the scorer's. The tower sees an image once."""
+    model, processor = layouts.make(layout)
+    with torch.no_grad():  # louder than the initial weights: what an image shows must be heard
+        for parameter in model.parameters():
+            parameter.mul_(2.0 if parameter.ndim > 1 else 1.0)
+    rows = drawn.rows(3)
+    rows[1] |= {"image": drawn.noise(7, 44, 20)}
+    prompts = Prompts(rows, chat_of(processor), max_length=None)
+    tokens = prepare_tokenizer(processor.tokenizer, pictures=Pictures(processor))
+    asked = [prompts[i] for i in (2, 0, 1)]
+    inline, theirs = InlineEngine(model, tokens, rows_at_a_time=None), HFEngine(model, tokens)
+    greedy, seeds = Sampling(max_new_tokens=6, temperature=0.0), list(range(12))
+    told = [
+        [one.ids.tolist() for one in engine.generate([prompt.ids for prompt in asked], 1, greedy, seeds[:3])]
+        for engine in (inline, theirs)
+    ]
+    assert told[0] == told[1]
+
+    seen: list[int] = []
+    plain = model.base_model.get_image_features
+    monkeypatch.setattr(
+        model.base_model, "get_image_features", lambda **given: (seen.append(len(given)), plain(**given))[1]
+    )
+    groups = sorted(OneAnswer(tokens)(inline, asked, 4, Sampling(max_new_tokens=5), seeds))
+    assert len(seen) <= 3, "once a prompt, or once for all"
+    samples = [sample for _, group in groups for sample in group]
+    logp_NT = Scorer(model, 1.0, ScoringPlan())(samples, 5).logp_NT
+    for sample, logp_T in zip(samples, logp_NT, strict=True):
+        assert sample.logp is not None and torch.allclose(sample.logp, logp_T[: sample.length], atol=1e-4)
+
+
+def test_a_layout_that_our_own_loop_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, processor = layouts.make("gemma3")
+    monkeypatch.setattr(model.config, "model_type", "unheard_of", raising=False)
+    tokens = prepare_tokenizer(processor.tokenizer, pictures=Pictures(processor))
+    with pytest.raises(ConfigError, match=r"not of unheard_of; use engine=transformers"):
+        InlineEngine(model, tokens)
+
+
+def test_graphs_that_would_not_see_the_images_are_refused() -> None:
+    model, processor = layouts.make("gemma3")
+    tokens = prepare_tokenizer(processor.tokenizer, pictures=Pictures(processor))
+    with pytest.raises(ConfigError, match="graphs: images are read by the plain loop; leave graphs out"):
+        InlineEngine(model, tokens, graphs=True)
+
+
 def test_the_decoder_alone_is_trained() -> None:
     model, _ = layouts.make("gemma3")
     kept = vision.freeze(model)
@@ -145,6 +195,7 @@ def test_image_tokens_are_never_said() -> None:
     tokens = prepare_tokenizer(processor.tokenizer, pictures=Pictures(processor))
     assert image in tokens.unsaid
     prompts = Prompts(drawn.rows(1), chat_of(processor), max_length=None)
-    made = HFEngine(model, tokens).generate([prompts[0].ids], 8, Sampling(max_new_tokens=32), list(range(8)))
-    said = [int(i) for completion in made for i in completion.ids]
-    assert len(said) > 60 and image not in said
+    for engine in (HFEngine(model, tokens), InlineEngine(model, tokens)):
+        made = engine.generate([prompts[0].ids], 8, Sampling(max_new_tokens=32), list(range(8)))
+        said = [int(i) for completion in made for i in completion.ids]
+        assert len(said) > 60 and image not in said

@@ -32,10 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trainer_of(folder: Path, **settings: Any) -> GRPOTrainer:
+def trainer_of(folder: Path, engine: str = "transformers", **settings: Any) -> GRPOTrainer:
     config = GRPOConfig(
         model=str(folder / "model"), dataset=str(folder / "data.jsonl"), eval_dataset=str(folder / "data.jsonl"),
-        prompt_column="question", engine="transformers", group_size=4, groups_per_step=2, max_completion_length=5,
+        prompt_column="question", engine=engine, group_size=4, groups_per_step=2, max_completion_length=5,
         lora_rank=4, learning_rate=1e-2, beta=0.1, preflight=False, **settings,
     )  # fmt: skip
     return GRPOTrainer(args=config, reward_funcs=letters)
@@ -45,8 +45,9 @@ def numbers(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_is_resumed_exactly_and_shows_its_images(folder: Path, tmp_path: Path) -> None:
-    cut, often = tmp_path / "cut", {"checkpoint_every": 2, "sample_every": 1}
+@pytest.mark.parametrize("engine", ["transformers", "inline"])
+def test_a_run_is_resumed_exactly_and_shows_its_images(folder: Path, tmp_path: Path, engine: str) -> None:
+    cut, often = tmp_path / "cut", {"checkpoint_every": 2, "sample_every": 1, "engine": engine}
     trainer_of(folder, output_dir=str(tmp_path / "whole"), **often).train(4, evaluate_every=2)
     trainer_of(folder, output_dir=str(cut), **often).train(2, evaluate_every=2)
     trainer_of(folder, output_dir=str(cut), **often).train(4, evaluate_every=2, resume_from_checkpoint=True)
