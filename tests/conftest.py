@@ -17,6 +17,7 @@ if not torch.cuda.is_available():
 # A program of JAX runs once here, on a few numbers: compiling it well takes twice as long as compiling it.
 QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", f"{QUICKLY} --xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")  # a test leaves nothing in the user's cache
 torch.set_num_threads(1)  # arrays here are tiny; threads only cost
 settings.register_profile("ci", derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
@@ -24,17 +25,20 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 GROWN = 0.3e9
 """Bytes by which a worker may grow before it lets go, after a file, of what its tests left behind."""
 MOST = 3.0
-"""GiB that a worker may hold: two of them and a browser fit a machine of 8."""
+"""GiB that a worker may hold: four of them and a browser fit a machine of 16."""
 PEAKS = pytest.StashKey[list[float]]()
 HELD = pytest.StashKey[float]()
 
 
 def pytest_configure(config):
     config.stash[PEAKS] = []
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no":  # not who only hands out: it runs on
+        gc.disable()  # what is imported stays, until tests are collected
 
 
 def pytest_collection_finish(session):
     """A million objects of imported modules stay to the end: looking through them takes the collector a second."""
+    gc.enable()
     gc.collect()
     gc.freeze()
     session.config.stash[HELD] = held()

@@ -24,6 +24,12 @@ grpo --help lists all commands, grpo COMMAND --help explains one.
 """What `grpo` alone says."""
 
 
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Every command's own parser; argparse has no other way to ask."""
+    found = (action for action in vars(parser)["_actions"] if isinstance(action, argparse._SubParsersAction))
+    return dict(next(found).choices)
+
+
 def count(text: str) -> int:
     """A whole number from 1 up."""
     if not text.isdecimal() or len(text) > 15 or int(text) < 1:

@@ -41,6 +41,8 @@ class Task:
     make: str = "make_trainer"
     speaker: str = ""
     """Module and function that make one which needs no reward; empty: the same."""
+    judged: str = ""
+    """Module and function that make one to look at; empty: the same."""
     planner: str = ""
     """Module and function that say what a step will take; empty: nobody can."""
     extra: str = ""
@@ -61,10 +63,10 @@ class Task:
         make: Callable[[Any], GRPOTrainer] = self._named(self.make)
         return make(config)
 
-    def unjudged(self, config: GRPOConfig) -> GRPOTrainer:
-        """The room's trainer without what judges it: nothing is learned or evaluated."""
+    def looked_at(self, config: GRPOConfig, judged: bool) -> GRPOTrainer:
+        """The room's trainer where nothing is learned; not judged: without what judges it, and nothing is evaluated."""
         self.expect_whole(config)
-        module, _, name = self.speaker.partition(":")
+        module, _, name = (self.judged if judged else self.speaker).partition(":")
         make: Callable[[Any], GRPOTrainer] = self._named(name or self.make, module)
         return make(config)
 
@@ -109,7 +111,8 @@ TASKS = {
         "grpo.language",
         "LanguageConfig",
         extra="language",
-        speaker="grpo.language.trainer:make_speaker",
+        speaker="grpo.language.looking:make_speaker",
+        judged="grpo.language.looking:make_judged",
         planner="grpo.language.planning.show:planned",
         dialect="trl",
         needs=(
@@ -138,7 +141,7 @@ def start(resolved: Resolved, overwrite: bool = False) -> int:
         config, how = resolved.config, _named(resolved)
         about: dict[str, Any] = {"name": resolved.name, "task": resolved.task, "seed": config.seed, "argv": sys.argv}
         about["overwrite"] = overwrite
-        document = _document(resolved, how)
+        document = document_of(resolved, how)
         folder = door.shared(here(), lambda: door.create(how, document, **about))
         try:
             return _run(resolved, how, folder, resume=False)
@@ -231,7 +234,7 @@ def _named(resolved: Resolved) -> RunConfig:
     return resolved.run.model_copy(update={"name": resolved.name})
 
 
-def _document(resolved: Resolved, how: RunConfig) -> dict[str, Any]:
+def document_of(resolved: Resolved, how: RunConfig) -> dict[str, Any]:
     """What the folder keeps: enough to do the same again, and every value in force."""
     named = replace(resolved, run=how)
     every = {f"{block}.{name}": value for block, name, value, _ in named.table()}
@@ -244,7 +247,7 @@ def _run(resolved: Resolved, how: RunConfig, folder: RunFolder | Elsewhere, resu
     try:
         if how.evaluate_every is not None and trainer.evaluation is None:
             how = _without_evaluation(resolved, how, trainer.cannot_evaluate())
-        summary = door.start(trainer, how, folder, resume=resume, document=_document(resolved, how))
+        summary = door.start(trainer, how, folder, resume=resume, document=document_of(resolved, how))
         if summary.step > (steps := trainer.total_steps(how)):
             done = f"{folder.path} has done {summary.step} steps already"
             raise ConfigError(f"{done}, more than run.steps={steps}; ask for more with --run.steps")

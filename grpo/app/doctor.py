@@ -18,10 +18,16 @@ if TYPE_CHECKING:
     from grpo.app.settings import Resolved
 
 EXTRAS = {
-    "language": ("transformers", "datasets", "peft", "accelerate", "math_verify"),
-    "control": ("gymnasium", "pygame", "mujoco", "Box2D", "minigrid", "imageio_ffmpeg"),
+    "language": ("transformers", "datasets", "peft", "accelerate", "gguf", "math_verify"),
+    "vision": ("transformers", "PIL"),
+    "control": ("gymnasium", "gymnasium_robotics", "pygame", "mujoco", "Box2D", "minigrid", "imageio_ffmpeg"),
+    "atari": ("ale_py",),
+    "dm_control": ("dm_control", "shimmy"),
     "envpool": ("envpool",),
+    "view": ("starlette", "uvicorn"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "sweep": ("optuna",),
+    "ray": ("ray",),
     "jax": ("jax",),
     "tensorboard": ("tensorboardX",),
     "wandb": ("wandb",),

@@ -43,6 +43,7 @@ class Job:
 def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
     """The job's file; words: what `grpo train` is told, resolved: what that means."""
     expect_work(resolved.config.groups_per_step, job.ranks)
+    resolved.config.expect_ranks(job.ranks)
     told = [word.partition("=")[0] for word in words]
     for name in ("--logdir", "--run.logdir", "--ranks", "--resume"):
         if name in told:

@@ -156,13 +156,16 @@ class Model:
         """Its tokenizer."""
         return self.trainer.tokens.tokenizer
 
-    def generate(self, prompt: str | Sequence[Any], count: int | None = None, **sampling: Any) -> Any:
+    def generate(
+        self, prompt: str | Sequence[Any], count: int | None = None, seed: int | None = None, **sampling: Any
+    ) -> Any:
         """Answers: to a text or a conversation a string, with `count` a list of so many; to a list of prompts a list.
 
-        sampling: temperature (0: the likeliest tokens), top_p, top_k, max_new_tokens …; what is left out is the run's.
+        Each call draws anew; with `seed`, the same answers whenever it is asked. sampling: temperature (0: the
+        likeliest tokens), top_p, top_k, max_new_tokens …; what is left out is the run's.
         """
         single = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], Mapping))
-        made = self.trainer.generate([prompt] if single else list(prompt), count or 1, **sampling)
+        made = self.trainer.generate([prompt] if single else list(prompt), count or 1, seed, **sampling)
         answers = made if count is not None else [some[0] for some in made]
         return answers[0] if single else answers
 

@@ -42,7 +42,7 @@ def trained(
     if found is None:
         raise ConfigError(f"{path} has no checkpoint yet; train longer, or lower run.checkpoint_every")
     task = TASKS[resolved.task]
-    trainer = task.trainer(resolved.config) if judged else task.unjudged(resolved.config)
+    trainer = task.looked_at(resolved.config, judged)
     if isinstance(trainer.source, ChecksData):
         trainer.source.same_data = False  # looking is not going on
     trainer.name, trainer.run_folder = resolved.name, folder.path

@@ -30,7 +30,8 @@ def run(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     names = write(arguments.kind, folder)
     print(
         f"{folder}: {', '.join(names)}\n\n  cd {folder}\n  python train.py            trains as it stands\n"
-        "  grpo view runs             what happened\n  python -m pytest           what must stay true"
+        "  grpo view runs             what happened\n"
+        "  python -m pytest           what must stay true (pip install pytest)"
     )
     return 0
 

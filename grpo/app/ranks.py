@@ -38,6 +38,7 @@ def start(machine: Machine, words: Sequence[str], variables: Mapping[str, str], 
     """
     if planned is not None:
         expect_work(planned.config.groups_per_step, machine.ranks)
+        planned.config.expect_ranks(machine.ranks)
     return start_processes(machine, [sys.executable, "-m", "grpo", *words], variables)
 
 
@@ -84,6 +85,7 @@ def expect_alike(resolved: Resolved) -> None:
     if meeting is None:
         return
     expect_work(resolved.config.groups_per_step, meeting.ranks)
+    resolved.config.expect_ranks(meeting.ranks)
     named = {name if block == "task" else f"{block}.{name}": value for block, name, value, _ in resolved.table()}
     meeting.agree({**versions(), **settings(named)}, group.shares_gpu(), "comparing settings")
 

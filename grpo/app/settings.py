@@ -179,10 +179,20 @@ def flag_layer(flags: Iterable[tuple[str, Any]]) -> Layer:
             name = next(iter(flattened({inside: value})))
         if not isinstance(target, dict):
             raise ConfigError(f"{key}: {block} is a value, not a block")
-        made = typed(key, value) if isinstance(value, str) and value[:1] in ("[", "{") else value
+        made = _structured(key, value) if isinstance(value, str) and value[:1] in ("[", "{") else value
         before = target.get(name)
         target[name] = made if name not in target else Repeated([*_several(before), *_several(made)])
     return replace(layer(raw, COMMAND_LINE), leaf=typed)
+
+
+def _structured(key: str, word: str) -> Any:
+    """A list or a block; a text that only begins like one stays, such as a template that begins with its {prompt}."""
+    try:
+        return typed(key, word)
+    except ConfigError:
+        if word[-1:] == {"[": "]", "{": "}"}[word[0]] and word.count(word[0]) == 1:
+            raise  # meant as one, and mistyped
+        return word
 
 
 def typed(key: str, word: Any) -> Any:
@@ -250,7 +260,8 @@ def resolve(layers: Sequence[Layer], rooms: Mapping[str, Room]) -> Resolved:
     task = task_of(layers)
     if task is None:
         raise ConfigError(
-            f"no task was named; give one of {', '.join(rooms)} first, e.g. `grpo train {next(iter(rooms))}`"
+            f"no task was named; give one of {', '.join(rooms)} first, or a preset: `grpo train cartpole`; "
+            "`grpo presets` lists them"
         )
     if task not in rooms:
         raise ConfigError(f"unknown task {task!r}{nearest(task, list(rooms))}; known: {', '.join(rooms)}")

@@ -29,7 +29,7 @@ from grpo.app.settings import COMMAND_LINE, Resolved
 from grpo.config import ConfigError, NamedCode
 
 OURS = (
-    "grpo.envs.pictures:drawn", "grpo.control.experts:umaze",
+    "grpo.envs.pictures:drawn", "grpo.control.experts:umaze", "grpo.envs.metaworld:expert",
     "grpo.language.tasks:exact", "grpo.language.tasks:in_place", "grpo.language.tasks:result",
 )  # fmt: skip
 """Functions of this library that presets name; its environments are classes."""

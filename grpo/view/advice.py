@@ -91,7 +91,8 @@ def _ends(m: Series, task: str) -> Iterator[Finding]:
     """Completions that the limit cut off; an episode that reaches its time limit is often the aim."""
     name = "completions/clipped_ratio"
     cut = m.values(name, WINDOW)
-    if task == "language" and len(cut) and (share := cut.mean()) >= 0.2:
+    one_token = len(lengths := m.values("completions/mean_length", WINDOW)) and lengths.max() <= 1  # all that was asked
+    if task == "language" and len(cut) and (share := cut.mean()) >= 0.2 and not one_token:
         what = f"{100 * share:.0f} % of the completions are truncated: raise the limit"
         remedy = "raise max_completion_length, or mask_truncated_completions"
         yield "bad" if share >= 0.5 else "warn", "truncated", name, what, remedy

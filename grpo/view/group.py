@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +10,9 @@ import numpy as np
 from grpo.run.folder import FolderError, Row
 from grpo.run.inside import Gone, open_inside
 from grpo.view.files import npz_rows, shown, shown_all
-from grpo.view.groups import Groups
+from grpo.view.groups import Groups, media_of
 from grpo.view.index import badges, key_text, length_of, reward_of
 from grpo.view.objective import describe, held, kl_of, limits
-from grpo.view.runs import MEDIA, run_id
 
 LONGEST = 200_000
 """Characters of a text in one answer."""
@@ -79,7 +77,7 @@ def _sample(groups: Groups, number: int, row: Row, names: Sequence[str], weights
         "length": length_of(row),
         "kind": "other",
         "clipped": None,
-        "media": _media(groups, row),
+        "media": media_of(groups.run, row),
         "fields": {key: value for key, value in row.items() if key not in KNOWN},
     }
     if isinstance(text := row.get("completion"), str):
@@ -129,22 +127,6 @@ def _trace(row: Row) -> Row:
         name: row[name] for name in ("actions", "rewards", "observations", "weights") if isinstance(row.get(name), list)
     }
     return {"length": length, "stride": stride, **{name: values[::stride] for name, values in series.items()}}
-
-
-def _media(groups: Groups, row: Row) -> list[Row]:
-    """Pictures and videos that a room names in a row: {kind, name, file}, the file below the run's samples."""
-    items = row.get("media")
-    found = []
-    for item in items if isinstance(items, list) else ():
-        file = item.get("file") if isinstance(item, dict) else None
-        if (
-            isinstance(file, str)
-            and re.fullmatch(r"[A-Za-z0-9._+=-]{1,200}", file)
-            and "." + file.rpartition(".")[2].lower() in MEDIA
-        ):
-            url = f"media/{groups.run.id}/samples/{run_id(file)}"
-            found.append({"kind": str(item.get("kind"))[:50], "name": str(item.get("name"))[:100], "url": url})
-    return found
 
 
 def _beside(groups: Groups, step: int, place: int) -> Row:

@@ -20,7 +20,10 @@ from grpo.run.inside import Gone
 from grpo.view.files import Stamp, parse_line, shown, stamp
 from grpo.view.index import BADGES, GROUP, Index, badges, key_text, length_of, make_index, open_samples, reward_of
 from grpo.view.patience import Patience
-from grpo.view.runs import Run
+from grpo.view.runs import MEDIA, Run, run_id
+
+MOST_IMAGES = 3
+"""Of a prompt, in a line of the list."""
 
 HEAD = 200
 """Characters of a prompt in a list."""
@@ -159,6 +162,7 @@ class Groups:
             "group": int(about["group"]),
             "size": len(rows),
             "prompt": None if prompt is None else _head(prompt),
+            "images": [item["url"] for item in _images(self.run, rows)],
             "prompt_key": key_text(int(about["key"])),
             "rewards": [shown(reward) for reward in rewards],
             "rows": [number for number, _ in rows],
@@ -276,3 +280,25 @@ def text_of(row: Mapping[str, Any]) -> str:
 
 def _head(text: str) -> str:
     return text[:HEAD] + ("…" if len(text) > HEAD else "")
+
+
+def media_of(run: Run, row: Row) -> list[Row]:
+    """Pictures and videos that a room names in a row: {kind, name, file}, the file below the run's samples."""
+    items = row.get("media")
+    found = []
+    for item in items if isinstance(items, list) else ():
+        file = item.get("file") if isinstance(item, dict) else None
+        if (
+            isinstance(file, str)
+            and re.fullmatch(r"[A-Za-z0-9._+=-]{1,200}", file)
+            and "." + file.rpartition(".")[2].lower() in MEDIA
+        ):
+            url = f"media/{run.id}/samples/{run_id(file)}"
+            found.append({"kind": str(item.get("kind"))[:50], "name": str(item.get("name"))[:100], "url": url})
+    return found
+
+
+def _images(run: Run, rows: Sequence[tuple[int, Row]]) -> list[Row]:
+    """Of a group's prompt, the first few."""
+    found = media_of(run, rows[0][1]) if rows else []
+    return [item for item in found if item["kind"] == "image"][:MOST_IMAGES]

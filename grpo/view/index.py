@@ -133,7 +133,7 @@ class Tally:
             self.flags.add("refilled")
         if row.get("teaching") == 0:
             self.flags.add("masked")
-        self.key = self.key or prompt_key(row.get("prompt"))
+        self.key = self.key or prompt_key(row.get("prompt"), row.get("media"))
 
     def verdict(self, low: float, high: float) -> tuple[float, float, float, float, int]:
         """Mean, deviation, length, largest advantage, badges. `low`, `high`: of all rewards of the step."""
@@ -210,10 +210,12 @@ def length_of(row: Row) -> int:
     return len(row["tokens"]) if isinstance(row.get("tokens"), list) else 1
 
 
-def prompt_key(prompt: Any) -> int:
-    """A number that is the same for the same prompt, in every step and run; 0 where there is none."""
+def prompt_key(prompt: Any, media: Any = None) -> int:
+    """A number that is the same for the same prompt, its images too, in every step and run; 0 where there is none."""
     if not isinstance(prompt, str):
         return 0
+    items = [item for item in media if isinstance(item, dict)] if isinstance(media, list) else []
+    prompt += "".join(f"\0{item.get('file')}" for item in items if item.get("kind") == "image")
     return int.from_bytes(hashlib.sha256(prompt.encode(errors="surrogatepass")).digest()[:8], "big") or 1
 
 

@@ -17,6 +17,7 @@ PANELS: tuple[tuple[str, str], ...] = (
     ("Signal", r"frac_reward_zero_std|attempts|failed|truncated|completions/clipped_ratio|best_arm_probability"),
     ("Policy", r"kl|kl_divergence|approx_kl|ratio|entropy"),
     ("Clipping", r"clip_ratio/.*"),
+    ("Staleness", r"staleness(/max)?|mismatch_kl"),
     ("Lengths", r"length|completions/.*length|episode_length"),
     ("Arms", r"arm_probability/.*"),
     ("World model", r"world/.*|model/.*|imagined/.*|critic/.*|replay_.*"),

@@ -217,13 +217,14 @@ class Run:
         ]
         # What arms pay may change during a run: regret is judged against what they pay then.
         names = ["-regret", self._score_name(self.settings()), "return", "reward"]
+        reached = str(summary["ending"]).startswith("reached")
         return summary | {
             "seconds_per_step": None if rate is None else shown(rate),
             "eta_seconds": eta,
             "elapsed_seconds": shown(self.timing.values("total").sum()),
             "memory": self._memory(summary["state"]),
             "warnings": told,
-            "verdict": verdict(self.metrics, [name for name in names if name], summary["state"] == "running"),
+            "verdict": verdict(self.metrics, [name for name in names if name], summary["state"] == "running", reached),
             "checks": looked_at(self.metrics, self.task, told),
         }
 

@@ -13,6 +13,8 @@ from grpo.view.series import Series
 
 LEAST = 4
 """Values before which nothing is said of a curve."""
+FEW = 10
+"""Values up to which going the same way each time is enough."""
 SURE = 3.0
 """Standard errors that a change must exceed to be one."""
 RUNNING = {
@@ -31,8 +33,11 @@ ENDED = {
 }
 
 
-def verdict(metrics: Series, names: Sequence[str], running: bool) -> Row | None:
-    """Of the first of these metrics that was measured often enough, `-name` where less is better; None: of none."""
+def verdict(metrics: Series, names: Sequence[str], running: bool, reached: bool = False) -> Row | None:
+    """Of the first of these metrics that was measured often enough, `-name` where less is better; None: of none.
+
+    reached: the run has ended because its score is what was asked for.
+    """
     measured = [name for name in names if len(metrics.values(name.removeprefix("-")))]
     if not measured:
         return None
@@ -43,6 +48,8 @@ def verdict(metrics: Series, names: Sequence[str], running: bool) -> Row | None:
     known = np.isfinite(column)
     values, steps = column[known], np.array(metrics.steps)[known]
     way, first, peak, last, top = _way(sign * values)
+    if reached:
+        way, first, last = "up", float(sign * values[0]), float(sign * values[-1])
     told = {
         "metric": metric,
         "way": way,
@@ -77,6 +84,8 @@ def _way(values: np.ndarray) -> tuple[str, float, float, float, int]:
     if peak - last > max(sure, 0.5 * (peak - first)) and peak - first > sure:
         way = "lost"
     else:
+        # A few values that rise each time, steeply, look as if they scattered.
+        sure = 0.0 if count <= FEW and (np.all(np.diff(values) > 0) or np.all(np.diff(values) < 0)) else sure
         way = "up" if last - first > sure else "down" if first - last > sure else "flat"
     return way, first, peak, last, min(top + width - 1, count - 1)
 

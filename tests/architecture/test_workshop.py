@@ -5,11 +5,13 @@ import runpy
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 import grpo
+from tests import conftest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -69,6 +71,10 @@ def test_what_the_image_is_made_of_is_there_and_let_through():
     needed = {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "pyproject.toml"}
     needed |= {*PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-scripts"]}
     assert needed <= {path for paths in copied for path in paths}
+    installs = [line for line in DOCKER.splitlines() if "pip install" in line]  # with the versions that make takes
+    assert len(installs) == 2 and all("-c /etc/anygrpo/constraints.txt" in line for line in installs)
+    assert "COPY constraints.txt /etc/anygrpo/constraints.txt" in DOCKER
+    assert "install -c constraints.txt" in (ROOT / "Makefile").read_text(encoding="utf-8")
     (python,) = {*re.findall(r"^FROM python:(\d\.\d+)-", DOCKER, re.M)}
     assert python in CI["jobs"]["quick"]["strategy"]["matrix"]["python"]
 
@@ -78,3 +84,15 @@ def test_the_runs_of_the_demo_are_small_and_name_no_place():
     assert len(files) > 20 and sum(path.stat().st_size for path in files) < 500_000
     told = [path for path in files if path.suffix in (".json", ".jsonl")]
     assert not [path for path in told if re.search(r'"/\w|/tmp/|/home/', path.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize(
+    ("dist", "worker", "collects"), [("no", False, True), ("load", True, True), ("load", False, False)]
+)
+def test_garbage_is_left_alone_only_where_tests_are_collected(monkeypatch, dist, worker, collects):
+    """Who hands tests out to workers collects none, and would never look after its garbage again."""
+    left = []
+    monkeypatch.setattr(conftest, "gc", SimpleNamespace(disable=lambda: left.append(True)))
+    config = SimpleNamespace(stash={}, getoption=lambda name, default: dist if name == "dist" else default)
+    conftest.pytest_configure(SimpleNamespace(**vars(config), workerinput={}) if worker else config)
+    assert bool(left) == collects

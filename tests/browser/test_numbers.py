@@ -22,7 +22,7 @@ def folder(root, name: str, seed: int = 0) -> RunFolder:
     run = RunFolder.create(root / name, task="language", config={}, created="2026-01-01T00:00:00+00:00", seed=seed)
     for step in range(1, 50):
         run.append_metrics(step, {"reward": step / 7, "reward_std": 0.5})
-        run.append_timing(step, {"collect": 11.0, "update": 0.5}, 12.0 + step % 3)
+        run.append_timing(step, {"collect": 11.0, "update": 0.5, "learner_waits": 0.25}, 12.0 + step % 3)
     for step in (1, 2):
         rows = [
             {"row": row, "group": 0, "reward": float(row), "advantage": 1.0 - 2.0 * row, "decisions": LENGTH,
@@ -167,6 +167,7 @@ def drawn(page, chart: int) -> list:
 def test_a_zoom_outlives_the_pointer_and_new_rows(page, root):
     page.open("#/run/one")
     page.until(lambda: "seconds of a step" in page.body(), "the time")
+    assert "learner waits 25 %" in " ".join(page.body().split())
     charts = page.all(".chart")
     time = next(i for i, c in enumerate(charts) if c.get_attribute("aria-label") == "seconds of a step")
     over = charts[time].find_element("css selector", ".u-over")

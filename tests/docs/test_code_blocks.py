@@ -11,6 +11,7 @@ import shutil
 import sys
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ DONE: set[tuple[str, ...]] = set()
 """Commands that have worked and leave nothing that another needs: several pages show them."""
 KEPT: dict[tuple[str, ...], Path] = {}
 """Commands that have trained a run, and the folder of runs it lies in: another page that shows one gets a copy."""
+LONG = {"docs/control.md", "docs/language.md", "docs/worldmodel.md", "docs/vision.md", "docs/howto/sweeps.md"}
+"""Pages whose commands train for more than a few seconds: `make slow` runs those."""
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
@@ -41,8 +44,9 @@ class Block(NamedTuple):
     code: str
 
 
+@cache
 def blocks(path: Path) -> list[Block]:
-    tokens = MarkdownIt("commonmark").parse(path.read_text(encoding="utf-8"))
+    tokens = MarkdownIt("commonmark").disable("inline").parse(path.read_text(encoding="utf-8"))
     fences = (token for token in tokens if token.type == "fence")
     return [Block(token.info.partition(" ")[0], token.map[0] + 2, token.content) for token in fences]
 
@@ -85,7 +89,9 @@ def runnable(words: list[str]) -> list[str] | None:
 def cases(languages: set[str]) -> list:
     """The documents that have a block in one of these languages, with those blocks."""
     found = ((path, [b for b in blocks(path) if b.language in languages]) for path in DOCUMENTS)
-    return [pytest.param(path, some, id=str(path.relative_to(ROOT))) for path, some in found if some]
+    names = [(str(path.relative_to(ROOT)), path, some) for path, some in found if some]
+    slow = LONG if languages == SHELLS else set()
+    return [pytest.param(*case, id=name, marks=pytest.mark.slow if name in slow else ()) for name, *case in names]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,7 +1,9 @@
 """Checkpoints written beside the training: same files, same order, of the right step, and nobody leaves early."""
 
+import os
 import signal
 import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -11,6 +13,8 @@ import torch
 from grpo.protocols import State
 from grpo.run import checkpoint
 from grpo.run.folder import RunFolder
+from grpo.run.saving import Saving
+from grpo.run.signals import LeaveAtOnce, StopSignals
 from tests.faults.tiny import QUICK, fingerprint, make_folder, make_trainer, run, train
 
 LONG = 120
@@ -144,6 +148,30 @@ def test_whoever_leaves_waits_for_it(error, tmp_path, whole):
     assert fingerprint(tmp_path / "run") == whole[1]
 
 
+def test_whoever_is_called_away_from_waiting_for_it_waits_again(tmp_path):
+    """By a second Ctrl-C: the save ends with the file it is at, before the run is left, and is not called whole."""
+    waiting, away = threading.Event(), threading.Event()
+
+    def at(point):
+        if point == "arrays":
+            assert waiting.wait(LONG)
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert away.wait(LONG)
+
+    saving = Saving(make_folder(tmp_path / "run"), None, 0, at)
+    with StopSignals() as listener:
+        listener.reason = "interrupted"  # by the first
+        saving.save(checkpoint.snapshot(make_trainer().state(), 3))
+        with pytest.raises(LeaveAtOnce):
+            waiting.set()
+            saving.settle()
+    threading.Timer(0.2, away.set).start()
+    saving.finish(cut=True)
+    assert away.is_set() and writing() == []
+    assert saving.step is None and list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
 def test_the_last_one_is_there_when_the_run_returns(tmp_path):
     summary, _ = train(tmp_path / "run", 3)
     assert checkpoint.resume_point(RunFolder.open(tmp_path / "run")).step == summary.step == 3
@@ -167,3 +195,18 @@ def test_what_a_checkpoint_costs_is_in_the_times(tmp_path):
         True,
         False,
     ]
+
+
+def test_where_no_thread_can_start_the_save_is_written_at_once(tmp_path, whole, monkeypatch):
+    """What is under way, and never ends, was waited for."""
+    begun = threading.Thread.start
+
+    def full(thread):
+        if type(thread).__name__ == "_Publication":
+            raise RuntimeError("can't start new thread")
+        begun(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    summary, _ = train(tmp_path / "run")
+    assert (summary.reason, summary.checkpoint.name) == ("done", "step-00000012")
+    assert fingerprint(tmp_path / "run") == whole[1]

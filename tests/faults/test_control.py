@@ -212,6 +212,7 @@ def test_ctrl_c_saves_ends_with_130_and_goes_on_exactly(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts what Linux lists")
+@pytest.mark.slow
 def test_a_hundred_steps_leave_nothing_behind(tmp_path):
     seen = {}
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import tracemalloc
+import warnings
 from pathlib import Path
 from unittest import mock
 
@@ -361,6 +362,16 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(processes, well_behav
     np.testing.assert_array_equal(seen, well_behaved)
 
 
+def test_a_step_that_was_begun_and_never_heard_leaves_no_answer_for_the_next(processes, well_behaved):
+    assert not walk(processes, [1, 2, 3, 4], 1)[1]
+    processes.send([0], [0])  # whoever sent it was interrupted before it was heard
+    errors = processes.step([0, 1], [1, 1]).errors
+    assert set(errors) == {0} and "interrupted; started again" in errors[0]
+    seen, errors = walk(processes, [1, 2, 3, 4], 5)
+    assert not errors
+    np.testing.assert_array_equal(seen, well_behaved)
+
+
 def test_a_class_only_this_process_knows_runs_here(monkeypatch):
     """As in a notebook: found by name over here, not over there."""
 
@@ -373,3 +384,21 @@ def test_a_class_only_this_process_knows_runs_here(monkeypatch):
     with pytest.warns(UserWarning, match="Walk cannot run in other processes"):
         fleet = make_fleet(Walk, 1)
     assert type(fleet) is SerialFleet
+
+
+def test_an_unguarded_script_is_not_run_again(tmp_path, monkeypatch):
+    script = tmp_path / "mine.py"
+    script.write_text("open('ran', 'a').write('x')")
+    main = type(sys)("__main__")
+    main.__file__, main.__spec__ = str(script), None
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="Walk cannot run in other processes and runs in this one.*mine.py") as warned:
+        fleet = make_fleet(envs.Walk, 2)
+    assert type(fleet) is SerialFleet and len(warned) == 1 and "if __name__" in str(warned[0].message)
+    assert not (tmp_path / "ran").exists()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is said once, although a run makes several fleets
+        make_fleet(envs.Walk, 2)
+    with pytest.raises(EnvError, match="use kind='serial'"):
+        make_fleet(envs.Walk, 2, kind="processes")

@@ -4,10 +4,13 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 
 from grpo import cli
@@ -22,6 +25,7 @@ from grpo.worldmodel import WorldModelConfig
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
 EVIL = """
+from importlib import import_module
 from pathlib import Path
 Path({marker!r}).touch()
 from gymnasium.envs.classic_control import CartPoleEnv as Env
@@ -187,6 +191,30 @@ def test_a_reward_of_another_python_is_not_loaded(word, tmp_path, marker, capsys
         assert code == 2 and "--trust" in error and not marker.exists()
 
 
+def test_addresses_of_a_run_are_not_asked_by_who_looks_at_it(tmp_path, capsys):
+    """Its servers may be gone, or somebody else's: the model that is looked at samples here, and nobody teaches."""
+    run = tmp_path / "run"
+    how = {"max_completion_length": 4, "group_size": 2, "groups_per_step": 1, "device": "cpu", "warm_start_steps": 0}
+    made = GRPOTrainer(args=LanguageConfig(**PROMPTS, **how, rewards=["length"]))
+    made.train(steps=1, folder=run, progress=None)
+    made.source.close()
+    (tmp_path / "run" / "config.json").rename(tmp_path / "config.json")
+    config = json.loads((tmp_path / "config.json").read_text())
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        port.settimeout(0.1)
+        address = f"http://127.0.0.1:{port.getsockname()[1]}"
+        for more in (
+            {"engine": "vllm", "servers": [address], "staleness": 1.0},
+            {"engine": "vllm", "engine_kwargs": {"base_url": address}},
+            {"loss_type": "opd", "teacher": address},
+        ):
+            (run / "config.json").write_text(json.dumps(config | more))
+            assert said(capsys, "eval", str(run), "--limit", "2")[0] == 0
+            assert said(capsys, "chat", str(run), "--message", "3,1")[0] == 0
+            with pytest.raises(TimeoutError):
+                port.accept()
+
+
 # --- what must go on working ------------------------------------------------------------------------------------------
 
 
@@ -298,7 +326,11 @@ def test_presets_name_nothing_that_would_have_to_be_confirmed():
     """Else a run of ours could be started and not be looked at."""
     presets = Path(trust.__file__).parent / "presets"
     named = {word for file in presets.glob("*.yaml") for word in re.findall(r"grpo\.[\w.]+:\w+", file.read_text())}
-    assert named <= {*trust.OURS, "grpo.envs.atari:Atari"}
+    environments = {"grpo.envs.atari:Atari", "grpo.envs.metaworld:MetaWorld", "grpo.envs.tmaze:TMaze"}
+    assert named <= {*trust.OURS, *environments}
+    for word in environments & named:
+        module, name = word.split(":")
+        assert issubclass(getattr(import_module(module), name), gym.Env)
 
 
 def test_every_setting_that_may_name_code_says_so():

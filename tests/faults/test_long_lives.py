@@ -14,7 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-@pytest.mark.parametrize(("room", "steps", "most"), [("bandit", 300, 400), ("language", 40, 5000)])
+@pytest.mark.parametrize(
+    ("room", "steps", "most"), [pytest.param("bandit", 300, 400, marks=pytest.mark.slow), ("language", 40, 5000)]
+)
 def test_many_steps_leave_nothing_but_their_folder(room, steps, most, tmp_path):
     """In a process of its own, whose memory nobody else decides. Bytes a step that Python's allocator holds show a row
     that is kept; resident memory would show it after hours. A language model's trainer keeps the last 10,000 rows of

@@ -290,6 +290,7 @@ for tick in TICKS:
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_from_its_checkpoint(whole, tmp_path):
     command, root = [sys.executable, "-c", SCRIPT, str(tmp_path)], Path(__file__).parents[2]
     ended = subprocess.run(command, cwd=root, timeout=300, capture_output=True, text=True)

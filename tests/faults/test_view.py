@@ -371,7 +371,7 @@ def test_hostile_text_comes_through_as_it_is(root):
 # --- any question ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("times", [1000, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [300, pytest.param(3000, marks=pytest.mark.slow)])
 def test_questions_at_random_never_break_it(root, app, times):
     """A fuzz over the routes: parts of paths and parameters, right and wrong, huge and strange."""
     random.seed(4)
@@ -641,6 +641,7 @@ def test_a_wide_host_prints_a_token_that_is_needed(root):
             assert json.load(answer)["runs"]
 
 
+@pytest.mark.slow
 def test_a_run_in_training_is_neither_blocked_nor_changed_by_looking(tmp_path):
     """The same run with and without somebody who looks all the time: the same bytes."""
     program = """

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.run.guard import unguarded_script
 from grpo.workers import Feed, Pool
 from tests.faults import calls
 
@@ -198,7 +200,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "timeout, then",
-    [(60, "pass"), (1, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")],
+    [(60, "pass"), (5, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")],
     ids=["exit", "kill -9"],
 )
 def test_workers_end_with_their_parent(timeout, then, tmp_path):
@@ -215,7 +217,7 @@ def test_a_busy_worker_ends_itself_when_its_parent_is_gone(tmp_path):
         "from tests.faults import calls\n"
         "if __name__ == '__main__':\n"
         "    w.ORPHAN_GRACE = 0.2\n"
-        "    pool = w.Pool(calls.behave, workers=1, timeout=0.5)\n"
+        "    pool = w.Pool(calls.behave, workers=1, timeout=3)\n"
         "    print(pool.map(['pid'])[0].value, flush=True)\n"
         "    pool._workers[0].ask('stuck in C', '0')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -226,7 +228,7 @@ def test_a_busy_worker_ends_itself_when_its_parent_is_gone(tmp_path):
 
 
 def test_a_kill_reaches_what_the_call_started(tmp_path):
-    with Pool(calls.starts_another, workers=1, timeout=1) as pool:
+    with Pool(calls.starts_another, workers=1, timeout=4) as pool:
         assert "killed" in pool.map([str(tmp_path / "pid")])[0].error
         gone(int((tmp_path / "pid").read_text()))
 
@@ -235,14 +237,14 @@ def run_script(script):
     """Its exit code and the number it prints; through a file, which an orphan cannot keep us waiting for."""
     with (script.parent / "printed").open("w+") as printed:
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        code = subprocess.run([sys.executable, script], stdout=printed, env=environment, timeout=60).returncode
+        code = subprocess.run([sys.executable, script], stdout=printed, env=environment, timeout=300).returncode
         printed.seek(0)
         return code, int(printed.read())
 
 
 def gone(pid):
     """Wait until no such process runs (a zombie that nobody collects counts as gone)."""
-    for _ in range(300):
+    for _ in range(1200):
         try:
             if "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]:
                 return
@@ -250,3 +252,15 @@ def gone(pid):
             return
         time.sleep(0.05)
     raise AssertionError(f"process {pid} is still there")
+
+
+def test_a_program_without_the_usual_guard_is_not_run_again_by_workers(tmp_path, monkeypatch):
+    script = tmp_path / "script.py"
+    script.write_text("trainer.train()\n")
+    main = types.ModuleType("__main__")
+    main.__file__, main.__spec__ = str(script), None
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.warns(UserWarning, match=r"would run all of script\.py; put its work under"), Pool(len, 2) as pool:
+        assert pool.inline and [outcome.value for outcome in pool.map(["ab", "c"])] == [2, 1]
+    script.write_text("if __name__ == '__main__':\n    trainer.train()\n")
+    assert unguarded_script() is None

@@ -131,7 +131,7 @@ def test_what_cannot_work_is_refused_before_a_folder_is_made(env, message, tmp_p
 def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
     found = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "shimmy" else found(name, *a))
-    with pytest.raises(EnvError, match=r"needs shimmy; pip install 'shimmy\[dm-control\]'"):
+    with pytest.raises(EnvError, match=r"needs shimmy; pip install 'anygrpo\[dm_control\]'"):
         make("dm_control/cartpole-swingup-v0")
 
 
@@ -234,6 +234,7 @@ def test_another_layout_of_the_replay_is_refused(tmp_path):
 # --- killed ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_and_resumed_is_the_same_run(tmp_path):
     """kill -9 inside a step, through the command line; then `--resume`."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]

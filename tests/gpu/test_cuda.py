@@ -24,7 +24,7 @@ def test_every_recipe_gives_the_cpu_s_loss_and_gradient(name):
     variant, x = loaded(name), numbers(3)
     found = []
     for make in (torch.as_tensor, cuda):
-        batch = Experience.build(rollouts(x, make), variant, make(x["ref"]))
+        batch = Experience.build(rollouts(x, make, variant), variant, make(x["ref"]))
         scores = Scores(make(x["logp"]).clone().requires_grad_(), make(x["entropy"]))
         loss = objective(scores, with_gates(batch, scores, variant, make(x["priority"])), variant).loss
         found.append((loss.detach().cpu(), torch.autograd.grad(loss, scores.logp_NT)[0].cpu()))

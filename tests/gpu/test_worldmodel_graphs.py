@@ -129,6 +129,23 @@ def test_captured_futures_are_those_without(space, compiled):
     torch.testing.assert_close(mine.logp_NH, other.logp_NH, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_coarse_futures_are_near_drawn_there_and_captured(compiled):
+    model, head = made(SHAPES["vectors"]), make_head(SPACES["numbers"], "auto", -0.5, state_std=True)
+    policy = ActorPolicy(make_network(model.flat_width, 64, head, 2, 0), head)
+    policy.module.cuda()
+    fine, coarse = Imagination(model, policy), Imagination(model, policy, compiled, coarse=True)
+    start = model.rssm.initial(6)
+    for k in range(ENOUGH):
+        mine, other = (i(start, 3, 1, generator(k)) for i in (coarse, fine))
+        torch.testing.assert_close(mine.latent.deter, other.latent.deter, rtol=0.1, atol=0.05)
+        torch.testing.assert_close(mine.action_NH, other.action_NH, rtol=2e-3, atol=2e-4)
+        assert mine.latent.deter.dtype == torch.float32
+    assert len(coarse._futures) == 1
+    again = coarse(start, 3, 1, generator(ENOUGH - 1))
+    assert torch.equal(again.action_NH, mine.action_NH)
+
+
 def test_work_that_waits_for_the_device_goes_on_uncaptured():
     weight = torch.ones(3, device="cuda")
     work = GraphedCallable(lambda given: {"y": given["x"] * float(weight.sum())}, lambda: [weight])

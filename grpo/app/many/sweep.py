@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from grpo.app.builders import TASKS, saved_settings
 from grpo.app.many import results
@@ -29,6 +30,10 @@ from grpo.run.folder import RunFolder
 from grpo.run.signals import StopSignals
 from grpo.run.stepping import EXIT_CODES
 from grpo.workers import processors
+
+if TYPE_CHECKING:
+    from grpo.app.many.together import Together
+    from grpo.control.config import ControlConfig
 
 OK, FAILED = 0, 1
 MOST_LINES = 20
@@ -140,7 +145,7 @@ class _Search:
     """One command's work: which runs there are, what they reached, what people are told."""
 
     def __init__(self, book: Book, resolved: Resolved, space: Space, parallel: int | None) -> None:
-        self.book, self.asked, self.space = book, book.asked, space
+        self.book, self.asked, self.space, self.resolved = book, book.asked, space, resolved
         run = resolved.run
         self.goal = Goal(self.asked.by or run.best_by, run.stop_at if self.asked.by in (None, run.best_by) else None)
         small = resolved.task in ("bandit", "control")  # others fill the machine by themselves
@@ -164,7 +169,7 @@ class _Search:
             f"{what} {many}, {self.parallel} at a time, in {self.book.root}; decided by {self.goal.metric}", flush=True
         )
         with StopSignals() as asked:
-            for job, code in carried_out(self._jobs(), self.parallel, asked, self.load):
+            for job, code in self._carried_out(asked):
                 number, seed = self.places[job.folder]
                 self.made += 1
                 failed = code not in EXIT_CODES.values() and asked.reason is None
@@ -177,6 +182,32 @@ class _Search:
         ended = [one for trial in self.found.values() for one in trial.values()]
         lost = [one for one in ended if not one.over]
         return FAILED if len(lost) == len(ended) or (lost and not self.asked.over) else OK
+
+    def _carried_out(self, asked: StopSignals) -> Iterator[tuple[Job, int]]:
+        """In processes; or all seeds in this one, where a program takes them together."""
+        jobs = self._jobs()
+        first = next(jobs, None)  # by now what it runs is confirmed
+        left = jobs if first is None else chain([first], jobs)
+        together = None if first is None or self.asked.over else self._together()
+        if together is None:
+            return carried_out(left, self.parallel, asked, self.load)
+        return together.carried_out(((job, self.places[job.folder][1]) for job in left), self.parallel, asked)
+
+    def _together(self) -> Together | None:
+        """Runs that are compiled, and of which no tracker is told, need no processes."""
+        if self.resolved.task != "control" or self.resolved.run.trackers:
+            return None
+        from grpo.control.trainer import is_asked
+
+        if not is_asked(config := cast("ControlConfig", self.resolved.config), config.env):
+            return None
+        trainer: Any = TASKS["control"].trainer(self.resolved.config)
+        if trainer.compiled is None:
+            trainer.source.close()
+            return None
+        from grpo.app.many.together import Together
+
+        return Together.of(self.resolved, trainer)
 
     def _jobs(self) -> Iterator[Job]:
         """Every run that is not over, trial by trial, whose settings are chosen when there is a place for it."""
@@ -257,6 +288,9 @@ class _Search:
             drawn = draw_curves(root / "curve.png", {f"seed {seed}": one.folder for _, seed, one in runs}, names)
         left = [root / "table.csv", *([root / ("sweep.png" if over else "curve.png")] if drawn else [])]
         print(f"wrote {' and '.join(map(str, left))}; look at the runs with: grpo view {root}")
+        scored = {one.folder: score for _, _, one in runs if (score := self.goal.score(one)) is not None}
+        if not over and len(scored) > 1:
+            print(f"the best of them: grpo eval {max(scored, key=lambda folder: scored[folder])}")
         if over and (best := self.best()) is not None:
             flags = [f"--{key}={word}" for key, word in (*self.asked.flags, *self.settings[best].items())]
             print(f"the best again: grpo train {' '.join([*self.asked.names, *flags])}")

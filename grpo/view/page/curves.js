@@ -239,7 +239,9 @@ export function ArmsPanel({ data, docs, at, lead, steps, place, arms, height = 2
       sync="curves" title="arm probabilities" readout=${setIndex} /></figure>`;
 }
 
-const PHASES = ["collect", "reference", "update", "evaluate", "checkpoint"];
+const PHASES = ["collect", "reference", "update", "compiled", "evaluate", "checkpoint"];
+/** Shares of a step in which one side waits for the other, where tries are asked for ahead. */
+const WAITS = ["learner_waits", "sampler_waits"];
 
 /** The phases of each step with what is left of it, and as areas. */
 function phases(columns) {
@@ -274,6 +276,10 @@ function TimePanel({ run, data, at, lead, steps, place }) {
     ${keys.map(
       (name, i) => html`<span class="key"><span class="swatch" style=${{ background: SERIES[i] }}></span>
       ${name} <span class="value">${number(at_(all[name], index), 3)}</span></span>`,
+    )}
+    ${WAITS.filter((name) => table.columns[name]?.some((value) => value > 0)).map(
+      (name) => html`<span class="key">${name.replace("_", " ")}
+      <span class="value">${number(100 * at_(table.columns[name], index), 3)} %</span></span>`,
     )}
     <span class="muted small step-at">${where(table, index)}</span></figcaption>
     <${Chart} ...${{ x: table.x, axis: table.key, rows: table.step, place, series, at }} pick=${lead} marks=${steps}

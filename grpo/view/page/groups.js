@@ -1,6 +1,6 @@
 // The groups of a step, or of all steps, a row a group: filtered, sorted and searched by the server, by the address.
 
-import { api } from "./api.js";
+import { api, media } from "./api.js";
 import { VirtualList } from "./list.js";
 import { go, here, href, parse, setQuery } from "./route.js";
 import { between } from "./scale.js";
@@ -58,7 +58,10 @@ export function GroupLine({ group, run, query, chosen, low, high, withStep, skip
   return html`<a class=${classes("group-row", chosen && "chosen")} role="listitem" href=${to}
       data-group=${group.group}>
     <span class="group-id">${withStep ? `${group.step} · ${group.group}` : group.group}</span>
-    <span class="group-prompt" dir="auto">${
+    <span class="group-prompt" dir="auto">${(group.images ?? [])
+      .map(media)
+      .filter(Boolean)
+      .map((url) => html`<img src=${url} alt="" loading="lazy" />`)}${
       group.prompt === null
         ? html`<span class="muted">start ${group.group}
       </span>`

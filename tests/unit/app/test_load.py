@@ -87,6 +87,7 @@ def test_what_was_saved_and_exported_plays_as_the_run(pole, tmp_path, monkeypatc
         again.save(file / "below")
 
 
+@pytest.mark.slow
 def test_a_dreamer_plays_from_its_run_its_saved_folder_and_a_file(dream, tmp_path):
     pytest.importorskip("onnxruntime")
     policy = grpo.load(dream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -36,8 +36,9 @@ def ask(
     method: str = "GET",
     until: bytes | None = None,
     seconds: float = 60.0,
+    meanwhile: Callable[[], object] | None = None,
 ) -> Answer:
-    """One request. `until`: leave once this was received, for answers that never end."""
+    """One request. `until`: leave once this was received, for answers that never end; `meanwhile`: as it begins."""
     path, _, query = url.partition("?")
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
@@ -45,7 +46,7 @@ def ask(
         "query_string": query.encode(), "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 6076),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
     }  # fmt: skip
-    answer, left = Answer(), asyncio.Event()
+    answer, left, to_do = Answer(), asyncio.Event(), [meanwhile] if meanwhile else []
     asked = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -60,6 +61,8 @@ def ask(
             answer.headers = {name.decode(): value.decode("latin-1") for name, value in message["headers"]}
         else:
             answer.body += message.get("body", b"")
+            if answer.body and to_do:
+                to_do.pop()()
             if until is not None and until in answer.body:
                 left.set()
 

@@ -265,8 +265,9 @@ def test_warnings_say_what_is_wrong(tmp_path, metrics, code, words):
 def test_a_healthy_run_has_no_warning_and_a_time_limit_is_none_for_control(tmp_path):
     end(make_run(tmp_path / "run", 30, entropy=1.0, kl=0.01, ratio=1.0, approx_kl=0.001))
     end(make_run(tmp_path / "control", 30, task="control", truncated=1.0))
+    end(make_run(tmp_path / "token", 30, **{"completions/clipped_ratio": 1.0, "completions/mean_length": 1.0}))
     library = Library(tmp_path)
-    assert warned(library, "run") == {} and warned(library, "control") == {}
+    assert all(warned(library, name) == {} for name in ("run", "control", "token"))
 
 
 def test_events_that_matter_are_warnings_and_all_are_listed(tmp_path):
@@ -519,3 +520,14 @@ def test_no_text_makes_a_row_another_one():
         assert found is None or found == {name: x for name, x in row.items() if name != "tokens"}
         short += found is not None
     assert short > 1000
+
+
+def test_a_list_of_groups_shows_images_and_the_same_words_about_another_image_are_another_prompt(tmp_path):
+    run = make_run(tmp_path / "run", steps=1)
+    shown = [{"kind": "image", "name": "image 1", "file": f"image-{group}.png"} for group in range(2)]
+    film = {"kind": "video", "name": "film", "file": "film.mp4"}
+    rows = [try_row(n, n // 2, "a", [1.0, 0.0], media=[shown[n // 2], film]) | {"prompt": "where?"} for n in range(4)]
+    add_samples(run, 1, rows)
+    groups = Library(tmp_path).answer("/api/runs/run/steps/1/groups", {})["groups"]
+    assert [group["images"] for group in groups] == [[f"media/run/samples/image-{n}.png"] for n in range(2)]
+    assert groups[0]["prompt_key"] != groups[1]["prompt_key"]

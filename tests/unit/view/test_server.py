@@ -1,7 +1,6 @@
 """The server: the page, the API, ranges of media, live events, tokens."""
 
 import json
-import threading
 
 import pytest
 
@@ -89,20 +88,20 @@ def events(body: bytes) -> list[tuple[str, dict]]:
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
 
 
-def during(monkeypatch, change):
-    """Run `change` once somebody watches."""
+@pytest.fixture
+def watched(app, monkeypatch):
+    """What somebody who watches is told when `change` happens meanwhile."""
     monkeypatch.setattr(server, "POLL", 0.05)
-    threading.Timer(0.5, change).start()
+    return lambda url, until, change: events(ask(app, url, until=until, meanwhile=change).body)
 
 
-def test_new_steps_samples_and_the_end_arrive_live(app, folder, monkeypatch):
+def test_new_steps_samples_and_the_end_arrive_live(watched, folder):
     def train() -> None:
         folder.append_metrics(21, {"reward": 3.5})
         two_groups(folder, 20)
         end(folder)
 
-    during(monkeypatch, train)
-    found = events(ask(app, "/api/live?run=run", until=b'"finished"').body)
+    found = watched("/api/live?run=run", b'"finished"', train)
     names = [name for name, _ in found]
     assert names[:2] == ["hello", "status"] and {"metrics", "samples"} <= {*names[2:]}
     told = next(data for name, data in found if name == "metrics")
@@ -111,21 +110,19 @@ def test_new_steps_samples_and_the_end_arrive_live(app, folder, monkeypatch):
     assert found[-1][1]["state"] == "finished"
 
 
-def test_a_resumption_is_told_as_a_reset(app, folder, monkeypatch):
-    during(monkeypatch, lambda: folder.truncate_after(10))
-    found = events(ask(app, "/api/live?run=run", until=b"event: reset").body)
+def test_a_resumption_is_told_as_a_reset(watched, folder):
+    found = watched("/api/live?run=run", b"event: reset", lambda: folder.truncate_after(10))
     assert ("reset", {"generation": 1}) in found
 
 
-def test_a_run_deleted_while_watched_is_gone(app, folder, monkeypatch):
-    during(monkeypatch, lambda: folder.path.rename(folder.path.parent.parent / f"{folder.path.parent.name}-away"))
-    assert events(ask(app, "/api/live?run=run", until=b"never").body)[-1] == ("gone", {})
+def test_a_run_deleted_while_watched_is_gone(app, watched, folder):
+    away = folder.path.parent.parent / f"{folder.path.parent.name}-away"
+    assert watched("/api/live?run=run", b"never", lambda: folder.path.rename(away))[-1] == ("gone", {})
     assert ask(app, "/api/runs/run").status in (404, 410)
 
 
-def test_the_list_is_watched_too(app, folder, monkeypatch):
-    during(monkeypatch, lambda: make_run(folder.path.parent / "other"))
-    assert ("runs", {}) in events(ask(app, "/api/live", until=b"event: runs").body)
+def test_the_list_is_watched_too(watched, folder):
+    assert ("runs", {}) in watched("/api/live", b"event: runs", lambda: make_run(folder.path.parent / "other"))
 
 
 def test_too_many_watchers_are_told_so(app, monkeypatch):

@@ -39,6 +39,17 @@ def test_less_may_be_better_and_few_values_say_nothing(tmp_path):
     assert library.answer("/api/runs/none")["verdict"] is None
 
 
+def test_a_few_looks_that_rise_each_time_are_learning_and_a_goal_that_was_reached_is(tmp_path):
+    looks = {2: 132.4, 4: 264.0, 6: 272.6, 8: 486.7}
+    settings = {"resolved": {"run.best_by": "eval/return", "run.steps": 200, "run.stop_at": 475}}
+    made = make_run(tmp_path / "pole", 8, config=settings, **{"eval/return": lambda step: looks.get(step)})
+    end(made, "stopped")
+    found = Library(tmp_path).answer("/api/runs/pole")["verdict"]
+    assert found["title"] == "It learned" and found["says"] == "eval/return 132 at first, 487 at the end"
+    end(make_run(tmp_path / "rise", 6, reward=lambda step: float(2**step)))
+    assert Library(tmp_path).answer("/api/runs/rise")["verdict"]["title"] == "It learned"
+
+
 def test_what_was_looked_at_is_said_with_what_was_found(tmp_path):
     end(make_run(tmp_path / "run", 20, failed=0.0, entropy=lambda step: 2.0 if step < 10 else 0.01))
     found = {check["name"]: check for check in Library(tmp_path).answer("/api/runs/run")["checks"]}
