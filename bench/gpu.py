@@ -87,7 +87,7 @@ class Cell:
     microbatch: int | None = None
     """Tokens of a pass of an update; None: as many as memory allows."""
     repeats: int | None = None
-    """Where it is not as often as the others; 0: the first step, with all that is compiled and captured in it."""
+    """Where it is not as often as the others; 0: the first one, with all that is compiled and captured in it."""
     mean: int = MEAN
     """Tokens of a prompt, on average."""
     lora: int = 0
@@ -110,7 +110,9 @@ def every_cell() -> list[Cell]:
         found += [Cell(f"{model}_{kind}", "ours", model, **more) for kind, more in kinds]
         for how in CONFIGURATIONS:
             found += [
-                Cell(f"vllm_{model}_{kind}_{how}", "vllm", model, configuration=how, **more) for kind, more in kinds
+                # A rollout of 1,024 rows may take it 20 s.
+                Cell(f"vllm_{model}_{kind}_{how}", "vllm", model, configuration=how, repeats=3, **more)
+                for kind, more in kinds
             ]
         if model == "smollm":
             found += [Cell("step_smollm", "step", model), Cell("trl_smollm", "trl", model)]
@@ -137,7 +139,7 @@ def large_cells() -> list[Cell]:
         Cell("update_qwen06_65536", "update", "qwen06", tokens=65_408, **one),
         Cell("update_qwen4_lora_65536", "update", "qwen4", tokens=65_408, lora=16, **one),
         Cell("update_qwen8_lora_131072", "update", "qwen8", tokens=130_944, lora=16, **{**one, "repeats": 1}),
-        Cell("update_qwen8_lora_262144", "update", "qwen8", tokens=262_016, lora=16, **{**one, "repeats": 1}),
+        Cell("update_qwen8_lora_262144", "update", "qwen8", tokens=262_016, lora=16, **{**one, "repeats": 0}),
     ]
 
 
@@ -304,14 +306,15 @@ def parsed(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def chosen(patterns: list[str]) -> list[Cell]:
-    """The cells that are named; without a name all."""
+    """The cells that are named, in that order; without a name all."""
     every = every_cell()
     for pattern in patterns:
         if not fnmatch.filter([cell.name for cell in every], pattern):
             raise SystemExit(f"there is no cell {pattern}; --list names them")
     if not patterns:
         return every
-    return [cell for cell in every if any(fnmatch.fnmatch(cell.name, pattern) for pattern in patterns)]
+    named = [cell for pattern in patterns for cell in every if fnmatch.fnmatch(cell.name, pattern)]
+    return list(dict.fromkeys(named))
 
 
 def main(words: list[str] | None = None) -> None:

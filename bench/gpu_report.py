@@ -132,7 +132,7 @@ def _beside(cell: Found, other: Found | None) -> list[str]:
     if other is None:
         return ["–", "–"]
     ratio = f"{quartiles(rates(cell))[1] / quartiles(rates(other))[1]:.2f}{mark(cell, other)}"
-    return [f"{spread(rates(other), ',.0f')}: {CONFIGURATIONS[_how(other)]}", ratio]
+    return [f"{spread(rates(other), ',.0f')}: {other['vllm']}, {CONFIGURATIONS[_how(other)]}", ratio]
 
 
 def _vllm(cells: dict[str, Found]) -> str:
@@ -142,7 +142,7 @@ def _vllm(cells: dict[str, Found]) -> str:
     lines = ["| model | prompts × completions × tokens | vLLM | tokens/s |", "|---|---|---|---|"]
     for name in sorted(theirs, key=lambda name: (_place(name), list(CONFIGURATIONS).index(_how(theirs[name])))):
         cell = theirs[name]
-        texts = [MODELS[cell["settings"]["model"]], rows_of(cell), CONFIGURATIONS[_how(cell)]]
+        texts = [MODELS[cell["settings"]["model"]], rows_of(cell), f"{cell['vllm']}, {CONFIGURATIONS[_how(cell)]}"]
         lines.append(f"| {' | '.join([*texts, spread(rates(cell), ',.0f')])} |")
     return "\n".join(lines) + "\n"
 
@@ -195,6 +195,7 @@ def _updates(cells: dict[str, Found]) -> str:
         cell = updates[name]
         limit = cell["settings"].get("tokens_per_microbatch")
         label = f"{MODELS[cell['settings']['model']]}, {rows_of(cell)}{f', {limit:,} tokens a pass' if limit else ''}"
+        label += "" if cell["settings"]["repeats"] else ", the first one"
         share, memory = matmul_share(cell), cell["peak"].get("allocated_gib")
         texts = [label, spread(cell["seconds"], ".3g")]
         texts += [

@@ -44,7 +44,7 @@ SHOWN = 6
 
 def as_folder(model: str, place: Path) -> str:
     """A model file written once as a folder that everybody loads quickly."""
-    if not model.endswith(".gguf"):
+    if not model.endswith(".gguf") and not model.startswith("pypi:"):
         return model
     if not (place / "config.json").exists():
         from grpo.language.config import LanguageConfig

@@ -2,6 +2,7 @@
 
     python bench/turns.py --conversations 256 --turns 4 --low 0.1 --high 2.0      ours
     python bench/turns.py … --scale 0.1 --trl-site FOLDER                         a tenth as long, and TRL's loop
+    python bench/turns.py --kinds --kept                                          what keeping keys and values saves
 
 Every conversation draws its own delays, from its number. `longest` is what the slowest of them needs by itself: the sum
 of its delays and its own share of sampling. `scripted` says a word without a model, so that only the waiting is
@@ -108,6 +109,58 @@ def ours(given: argparse.Namespace, kind: str) -> dict[str, float]:
     return {"seconds": wall, "longest": longest, "sum": sum(every), "over_longest": wall / longest}
 
 
+def kept(given: argparse.Namespace) -> dict[str, Any]:
+    """Four turns with long answers, all at once, in turns with and without keys and values that are kept."""
+    model, tokenizer = TASKS["addition"].tiny(seed=0)
+    tokens, chat, large = prepare_tokenizer(tokenizer), Chat(tokenizer), given.device == "cuda"
+    shape = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 8}
+    shape |= {"num_key_value_heads": 8, "head_dim": 32}
+    if large:
+        shape = {
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": given.layers,
+            "num_attention_heads": 16,
+        }
+        shape |= {"num_key_value_heads": 8, "head_dim": 128}
+    with torch.device(given.device):
+        model = type(model)(replace_config(model.config, shape)).eval()
+    model = model.bfloat16() if large else model
+    answer, rows = "1+2=" * (250 if large else 38), given.rows or (128 if large else 16)
+
+    class Tells:
+        def reset(self, row: dict[str, Any]) -> None:
+            self.turn = 0
+
+        def step(self, completion: str) -> tuple[str, float, bool]:
+            self.turn += 1
+            return answer, 1.0, self.turn == given.turns
+
+    ids, text, messages = chat.render("12+34=" * 30)
+    prompts = [Prompt(row, ids, text, messages, {}) for row in range(rows // 4)]
+    player = Conversation(chat, tokens, environment=Tells, max_turns=given.turns)
+    told: dict[str, Any] = {"rows": rows, "turns": given.turns, "prompt": len(ids), "answer": len(answer)}
+    Short.tokens_each = given.tokens
+    engines = {"kept": Short(model, tokens, kept_bytes=2**30), "anew": Short(model, tokens, kept_bytes=0)}
+    for number in range(4):  # the first compiles and captures
+        for name, engine in engines.items():
+            began = time.perf_counter()
+            for _ in player(engine, prompts, 4, Sampling(max_new_tokens=8000), list(range(rows))):
+                pass
+            seconds = round(time.perf_counter() - began, 3)
+            print(f"kept: rollout {number} {name} {seconds} s", flush=True)
+            if number:
+                told.setdefault(name, []).append(seconds)
+    told["share"] = round(engines["kept"].metrics()["engine/prompt_kept"], 3)
+    told["anew_over_kept"] = round(min(told["anew"]) / min(told["kept"]), 2)
+    return told
+
+
+def replace_config(config: Any, shape: dict[str, int]) -> Any:
+    """Of another size."""
+    return type(config)(**{**config.to_dict(), **shape, "max_position_embeddings": 8192})
+
+
 def trl(given: argparse.Namespace) -> dict[str, Any]:
     """Seconds of TRL's own loop over as many conversations, with a tool that sleeps as long."""
     sys.path.insert(0, given.trl_site)
@@ -155,7 +208,11 @@ def main() -> None:
     parser.add_argument("--low", type=float, default=0.1)
     parser.add_argument("--high", type=float, default=2.0)
     parser.add_argument("--scale", type=float, default=1.0, help="of all delays")
-    parser.add_argument("--kinds", nargs="+", default=["scripted", "as_ready", "tiny"])
+    parser.add_argument("--device", default="cpu", help="of --kept; cuda: a model of the 1.7B shape")
+    parser.add_argument("--layers", type=int, default=28, help="of that model")
+    parser.add_argument("--rows", type=int, help="of --kept (128 on a GPU, else 16)")
+    parser.add_argument("--kept", action="store_true", help="what keeping keys and values between turns saves")
+    parser.add_argument("--kinds", nargs="*", default=["scripted", "as_ready", "tiny"])
     parser.add_argument("--trl-site", help="a folder that TRL is installed in: its loop, too")
     parser.add_argument("--json", type=Path, help="write all numbers there")
     given = parser.parse_args()
@@ -168,6 +225,9 @@ def main() -> None:
     for kind in given.kinds:
         found[kind] = {name: round(value, 3) for name, value in ours(given, kind).items()}
         print(kind, found[kind], flush=True)
+    if given.kept:
+        found["kept"] = kept(given)
+        print("kept", found["kept"], flush=True)
     if given.trl_site:
         found["trl"] = trl(given)
         found["trl_over_ours"] = round(found["trl"]["seconds"] / found["scripted"]["seconds"], 1)

@@ -39,6 +39,7 @@ METHODS = ("sb3", "ours", "critic")
 """The slowest first, so that all end together."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "start-linear": {"group_by": "start", "advantage": "linear", "group_size": 8, "groups_per_step": 1},
+    "gamma-0.99": {"gamma": 0.99, "gae_lambda": 0.95},
     "lambda-1": {"gae_lambda": 1.0},
     "lambda-0.95": {"gae_lambda": 0.95},
     "features-0": {"baseline_features": 0},

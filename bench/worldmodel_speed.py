@@ -23,7 +23,7 @@ inside the loop. It runs as shipped, which is not compiled (its `torch.compile` 
 called) and on a GPU means matrix products in float32, torch's default. The peers do not check that an update is
 finite. Ours paints on the small picture instead of enlarging it first (the same numbers), keeps freed memory as its
 trainer does (`grpo.worldmodel.model.memory`), and its recurrence takes one of the threads; without pictures, so does
-all of an update of a small model. It draws all random numbers on the CPU.
+all of an update of a small model. It draws the random numbers of an update on the CPU.
 
 Threads wait without spinning (OMP_WAIT_POLICY=PASSIVE): where others use the cores too, spinning makes two threads many
 times slower than one. CPU seconds stand beside those of the clock for the same reason.

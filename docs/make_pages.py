@@ -75,6 +75,35 @@ read it back. A refused field is an error with its reason, unless the value is T
 nothing. A setting that cannot change anything where it is given (`ref_model_mixup_alpha` without a reference that
 follows) is an error too.
 
+## The same scripts
+
+Ten scripts as TRL's documentation writes them (`tests/compat/published`: quick start, custom rewards, async rewards,
+several tasks with None, tools, environments, PEFT, images, evaluation, resumption) run changed in the import alone:
+
+```text
+from trl import GRPOConfig, GRPOTrainer           →  from grpo.language import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward           →  from grpo.language.rewards import accuracy_reward
+```
+
+Beside TRL {version} itself (`tests/compat/test_cross_check.py`, where it is installed), on the same completions in
+float32, the first row of `log_history` has all of its keys with the same values (1e-4): loss, gradient norm, KL,
+entropy, clip ratios, rewards, lengths, calls of tools. What has to be said for that, since our defaults are others:
+`seed=42`, `loss_type="dapo"`, `max_completion_length=512`, `per_device_train_batch_size=8`,
+`lr_scheduler_type="linear"`, `use_bias_correction_kl=True` beside `beta`, `max_prompt_length=None`,
+`report_entropy=True`, and `skip_apply_chat_template=True` where prompts are bare text, which becomes a user's message
+here if the tokenizer has a chat template. What differs all the same:
+
+| | TRL | here |
+|---|---|---|
+| a step | one update | one sampling with all of its updates (`num_iterations`, `steps_per_generation`) |
+| order of the rows | its sampler's | another permutation of the same seed |
+| `frac_reward_zero_std`, `scale_rewards="batch"` | whether the batch has one reward | the share of groups that have |
+| `num_tokens` with tools | without what tools answered | with it, for the model reads it |
+| several held-out sets | a row each; loss and times carry the set's name | one row; every metric carries it |
+| vision tower, without an adapter | trained | trained with `train_vision=True` |
+| held-out prompts | entropy and clip ratios too | rewards, lengths, accuracy, pass@k |
+| `accuracy_reward` | math_verify: answers in LaTeX | a last number or "the answer is …" counts too |
+
 {cases}
 
 {table}"""
@@ -95,6 +124,32 @@ multiplied, at the rates that a copy and a matrix product reach on the same GPU 
 is not in it. Floor ÷ ours is of seconds: 1 would be as fast as the floor.
 
 {gpu}
+### Which peers, and which not
+
+These were measured with torch 2.11 and CUDA 13. vLLM 0.26.0 is the
+newest that takes this torch (0.27 to 0.32 ask for 2.13), as its wheel has it but for the kernels of older cards;
+FlashInfer, whose sampler it would use for top-p alone, is left out. It is asked with multiprocessing and asynchronous
+scheduling (its defaults), with graphs for the batches that occur, and with log-probs on and off; the other rows of vLLM
+are 0.24.0's. Not run:
+
+- **vLLM 0.26.0 on the 1.7B shape**: left for want of time on the GPU; its rows there are 0.24.0's, with log-probs on.
+- **SGLang**: 0.5.12 is the newest that takes torch 2.11 (0.5.23 asks for 2.14.1). Its kernels alone are a wheel of
+  322 MB, next to FlashInfer with its own: more than could be carried.
+- **Unsloth** 2026.10.9 takes torch 2.11 and transformers 5.17, but with it bitsandbytes, xformers, TRL 1.15 and
+  datasets below 5, and it refuses to be imported without a GPU, so that nothing could be tried beforehand.
+- **verl** 0.9.1 asks for transformers below 5.11 (5.17 is there), and for Ray, tensordict and torchdata.
+- **TRL with vLLM 0.26**: TRL 1.16 was measured with vLLM 0.24, above.
+
+### Where it falls short of its aims
+
+- 1.7B, 8 × 8 × 4,096: 28 s a step, 15 were aimed at. Reading keys and values in bfloat16 once a token takes 17.7 s at
+  the rate of a copy; the rollout takes 21.2, the update 6.7. Only coarser keys and values would be faster.
+- 8B with an adapter, 16 × 8 × 512: 9.6 s a step, 8 were aimed at: 4.7 s of sampling, whose floor is 2.4, and 4.9 s of
+  the update.
+- Rows of 65,536 tokens: 1.7 (0.6B) and 1.4 times (4B) the tokens a second that prime-rl publishes, 2 were aimed at,
+  in 0.74 and 0.38 of its memory; theirs is an H100, whose products are as fast.
+- The share of the floor: 0.19 at 256 rows of the 135M and 0.47 of the 1.7B; 0.35 and 0.6 were aimed at.
+
 ### What `grpo plan` said before
 
 `bench/plan.py` holds what was planned for a cell beside what was measured: memory that torch hands out at most, seconds
@@ -268,6 +323,12 @@ def gsm8k() -> str:
     return GSM8K.format(told="\n".join(lines) + "\n")
 
 
+def speedrun() -> str:
+    """Seconds until a model has learned, by the clock of the command."""
+    sys.path.insert(0, str(ROOT / "bench"))  # its scripts import each other as scripts do
+    return str(runpy.run_path(str(ROOT / "bench" / "speedrun.py"))["page"]())
+
+
 def control() -> str:
     """The control presets with what was measured of each."""
     bench = runpy.run_path(str(ROOT / "bench" / "control.py"))
@@ -343,6 +404,7 @@ def pages() -> dict[Path, str]:
         DOCS / "speed.md": speed(),
         DOCS / "reaches.md": runpy.run_path(str(DOCS / "reaching.py"))["page"](),
         DOCS / "gsm8k.md": gsm8k(),
+        DOCS / "speedrun.md": speedrun(),
         DOCS / "reliability.md": reliability(),
         **{DOCS / f"coming_from_{name}.md": coming_from(name) for name in SYSTEMS},
     }

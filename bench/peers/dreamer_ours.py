@@ -55,7 +55,7 @@ def build(cell: dict[str, Any]) -> Built:
     sample = Sample(given, np.zeros(given["is_first"].shape, np.int64), zeros, stoch, online=0)
     head = Categorical(Discrete(actions))
     policy = ActorPolicy(make_network(model.flat_width, size.units, head, ACTOR_LAYERS, seed=0).to(device), head)
-    imagination = Imagination(model, policy, **how)
+    imagination = Imagination(model, policy, coarse=HOW == "bfloat16", **how)
     start = model.rssm.initial(cell["starts"])
     update = lambda: learner.update(sample, replay, random)  # type: ignore[arg-type]  # noqa: E731
     return Built(

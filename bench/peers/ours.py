@@ -219,12 +219,13 @@ def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         optimizer.zero_grad()
         return len(parts)
 
-    once()
+    if settings["repeats"]:
+        once()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     planned = _planned(settings, device)
     seconds, passes = [], []
-    for _ in range(settings["repeats"]):
+    for _ in range(settings["repeats"] or 1):
         _wait(device)
         start = time.perf_counter()
         passes.append(once())
