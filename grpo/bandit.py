@@ -39,6 +39,7 @@ from grpo.blocks import Blocks, extended
 from grpo.config import GRPOConfig
 from grpo.core.kl import exact_entropy
 from grpo.models import moved
+from grpo.optimizers import SGD, AdamW
 from grpo.protocols import Collected, CollectRequest, Part, Reference, State
 from grpo.reference import FrozenReference
 from grpo.rollouts import Rollouts, Scores, by_rows
@@ -237,6 +238,6 @@ def make_trainer(config: BanditConfig) -> GRPOTrainer:
     """A trainer that starts from uniform play."""
     policy: SoftmaxPolicy = moved(SoftmaxPolicy(torch.zeros(config.arms)), config.device)
     reference: Reference | None = FrozenReference.copy_of(policy) if config.recipe.beta else None
-    make = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[config.optimizer]
+    make = {"sgd": SGD, "adamw": AdamW}[config.optimizer]
     optimizer = make([policy.logits_V], lr=config.learning_rate, weight_decay=config.weight_decay)
     return BanditTrainer(config, policy, reference, optimizer=optimizer, source=BanditSource(policy, config))

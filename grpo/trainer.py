@@ -28,6 +28,7 @@ from grpo.keeping import copies, copy_into, expect_same_kind, flattened, of_poli
 from grpo.learners import marked, scored
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
+from grpo.optimizers import AdamW
 from grpo.pacing import Pace, age_metrics
 from grpo.protocols import (
     Collected,
@@ -400,7 +401,7 @@ class Trainer:
         if not tensors:
             warn("the policy has no trainable parameters: metrics are reported, nothing is updated")
             return None
-        return torch.optim.AdamW(tensors, lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
+        return AdamW(tensors, lr=self.config.learning_rate, weight_decay=self.config.weight_decay)
 
     # --- what must be kept ------------------------------------------------------------------------------------------
 

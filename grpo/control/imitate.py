@@ -30,6 +30,7 @@ from grpo.envs.fleet import EnvError, Fleet, Tree
 from grpo.envs.heads import Head
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import each, take
+from grpo.optimizers import Adam
 from grpo.rollouts import Rollouts
 from grpo.run.files import DAMAGE, FolderError
 from grpo.run.inside import open_regular
@@ -182,7 +183,7 @@ def imitate(policy: ActorPolicy, scaling: Scaling, shown: Shown, config: Control
     """Make what was shown likely; the mean log-prob of an action (or token) that was reached."""
     scaling.update(take(shown.observation, shown.mask_NT))
     rows = _rows(policy, scaling, shown)
-    optimizer = torch.optim.Adam(policy.network.parameters(), lr=LEARNING_RATE)
+    optimizer = Adam(policy.network.parameters(), lr=LEARNING_RATE)
     order = torch.Generator().manual_seed(config.seed)
     policy.train()
     logp = 0.0

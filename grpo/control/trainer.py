@@ -23,7 +23,6 @@ from torch import nn
 from grpo.config import ConfigError
 from grpo.control import tutorial
 from grpo.control.acting import Players
-from grpo.control.adam import ProgramAdam
 from grpo.control.chunks import ChunkColumns
 from grpo.control.compiled.obstacles import obstacle
 from grpo.control.config import COMPILED_DRAWS, ControlConfig
@@ -46,6 +45,7 @@ from grpo.envs.rules import EpisodeRules
 from grpo.envs.video import can_show
 from grpo.errors import warn
 from grpo.models import moved
+from grpo.optimizers import Adam
 from grpo.protocols import State
 from grpo.reference import FrozenReference
 from grpo.report import StepReport
@@ -131,8 +131,7 @@ class GRPOTrainer(RunTrainer):
         if self.tutorial:
             self.ep_rewards: list[float] = []
             hooks.append(tutorial.Reported(source, self.ep_rewards))
-        program = is_asked(config, config.env if env is None else env)
-        given_optimizer, optimizer = optimizer, _optimizer(optimizer, policy, config, program)
+        given_optimizer, optimizer = optimizer, _optimizer(optimizer, policy, config)
         own = {"actor": actor, "optimizer": given_optimizer, "teacher": teacher}
         self.compiled = compiled_room(source, optimizer, config.env if env is None else env, own)
         """The step as a program, where that was asked for and can be."""
@@ -421,15 +420,14 @@ def compiled_room(
 
 
 def _optimizer(
-    given: torch.optim.Optimizer | None, policy: ActorPolicy, config: ControlConfig, program: bool
+    given: torch.optim.Optimizer | None, policy: ActorPolicy, config: ControlConfig
 ) -> torch.optim.Optimizer:
     """Adam, or the user's with the head's own numbers (a Gaussian's deviation) added."""
     if given is None:
         tensors = list(policy.parameters().values())
         # One call for all tensors: for a small network the separate ones cost more than the arithmetic.
         fused = all(p.device.type in ("cpu", "cuda") for p in tensors)
-        kind = ProgramAdam if program else torch.optim.Adam
-        return kind(tensors, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
+        return Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay, fused=fused)
     known = {id(p) for group in given.param_groups for p in group["params"]}
     missing = [p for p in policy.head.parameters() if id(p) not in known]
     if missing:

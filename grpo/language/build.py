@@ -42,6 +42,7 @@ from grpo.language.source import LanguageSource
 from grpo.language.tasks import TASKS, TINY, built_in
 from grpo.language.turns.conversation import expect_growing, make_conversation, toolbox_of
 from grpo.models import device_of
+from grpo.optimizers import AdamW
 from grpo.protocols import Ranks, Reference
 
 WHOLE = ScoringPlan(whole_logits=True, divided=True)
@@ -422,4 +423,4 @@ def optimizer_of(config: LanguageConfig, policy: LanguagePolicy, given: Any) -> 
     }
     if narrow:
         return RoundedAdamW(tensors, seed=config.seed, **how)
-    return torch.optim.AdamW(tensors, fused=True if all(p.is_cuda for p in tensors) else None, **how)
+    return AdamW(tensors, fused=True if all(p.is_cuda for p in tensors) else None, **how)

@@ -9,6 +9,7 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
+from grpo.optimizers import SGD
 
 
 def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:
@@ -23,7 +24,7 @@ def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], f
     from transformers import get_scheduler
 
     name = {"constant": "constant_with_warmup"}.get(config.lr_schedule, config.lr_schedule)
-    dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    dummy = SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
 
     def factor(step: int, total: int | None) -> float:
         needs = name != "constant_with_warmup"

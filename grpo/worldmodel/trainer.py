@@ -22,6 +22,7 @@ from grpo.envs.fleet import Fleet
 from grpo.envs.heads import Gaussian, Head, make_head
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
 from grpo.models import device_of, moved
+from grpo.optimizers import Adam
 from grpo.protocols import Reference, part
 from grpo.reference import FrozenReference
 from grpo.run import checkpoint
@@ -89,7 +90,7 @@ class GRPOTrainer(RunTrainer):
         source = WorldModelSource(policy, learner, fleet, view, copies, config, reward_fn)
         source.parentless = parentless
         tensors = [p for p in policy.parameters().values() if p.requires_grad]
-        optimizer = torch.optim.Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
+        optimizer = Adam(tensors, lr=config.learning_rate, weight_decay=config.weight_decay)
         super().__init__(
             config, policy, _reference(config, policy), optimizer=optimizer, source=source, teacher=teacher
         )

@@ -21,6 +21,7 @@ from grpo.control.networks import make_network, tensors
 from grpo.control.play import Episodes
 from grpo.control.scaling import Scaling
 from grpo.envs.spaces import take
+from grpo.optimizers import Adam
 
 ROWS = 256
 """Decisions in one step of its optimizer."""
@@ -32,7 +33,7 @@ class LearnedValue:
     def __init__(self, space: gym.Space[Any], config: ControlConfig) -> None:
         self._config = config
         self._network = make_network(space, 1, hidden=config.hidden, activation=config.activation, seed=config.seed + 1)
-        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=config.critic_learning_rate)
+        self._optimizer = Adam(self._network.parameters(), lr=config.critic_learning_rate)
         self._mean, self._deviation, self._seen = 0.0, 1.0, False
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from grpo.control.adam import ProgramAdam
+from grpo import optimizers
 from grpo.control.compiled.learn import BETAS, EPS, Adam, Passes, Told
 from grpo.control.compiled.networks import CompiledPolicy, Weights, compiled_head, flat
 from grpo.control.compiled.play import Scale
@@ -175,8 +175,12 @@ class CompiledRoom:
 def evaluation_starts(task: FunctionTask, seed: int, episodes: int) -> Any:
     """States of starts that training never uses."""
     with numbers():
-        states = [task.seeded(one) for one in seeds(seed, 0, EVALUATION, episodes)]
-        return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(one) for one in x]), *states)
+        return stacked([task.seeded(one) for one in seeds(seed, 0, EVALUATION, episodes)])
+
+
+def stacked(trees: Sequence[Any]) -> Any:
+    """One of many, whose arrays have an axis more in front. JAX's own keys, which NumPy cannot hold, are taken too."""
+    return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(one) for one in x]), *trees)
 
 
 def expect_adam(
@@ -184,8 +188,9 @@ def expect_adam(
 ) -> torch.optim.Optimizer:
     """The trainer's optimizer, which may have been replaced or changed; an error where a program does otherwise."""
     expected = {"betas": BETAS, "eps": EPS, "weight_decay": weight_decay, "amsgrad": False, "maximize": False}
+    expected["decoupled_weight_decay"] = False
     groups: list[dict[str, Any]] = [] if optimizer is None else optimizer.param_groups
-    if optimizer is None or type(optimizer) not in (torch.optim.Adam, ProgramAdam):
+    if optimizer is None or type(optimizer) not in (torch.optim.Adam, optimizers.Adam):
         why = f"trainer.optimizer is {type(optimizer).__name__}"
     elif len(groups) != 1 or {*map(id, groups[0]["params"])} != {*map(id, policy.parameters().values())}:
         why = "trainer.optimizer has not all weights in one group"

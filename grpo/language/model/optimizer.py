@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from grpo.optimizers import Plain
 from grpo.seeding import rounding_seed
 
 
-class RoundedAdamW(torch.optim.Optimizer):
+class RoundedAdamW(Plain):
     """AdamW with float32 moments and arithmetic, and random rounding of what it writes."""
 
     def __init__(

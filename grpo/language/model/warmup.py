@@ -11,11 +11,12 @@ from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Tokens
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring.policy import LanguagePolicy
+from grpo.optimizers import AdamW
 
 
 def warm_start(policy: LanguagePolicy, prompts: Prompts, tokens: Tokens, config: LanguageConfig) -> None:
     """Fit the answers (column `demonstration` where there is one, else `answer`) with AdamW of its own."""
-    optimizer = torch.optim.AdamW(policy.parameters().values(), lr=config.warm_start_learning_rate, weight_decay=0.0)
+    optimizer = AdamW(policy.parameters().values(), lr=config.warm_start_learning_rate, weight_decay=0.0)
     policy.train()
     total = config.warm_start_steps
     for step in track(range(total), "warm start", transient=True):

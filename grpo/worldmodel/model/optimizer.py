@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.optimizers import Plain
 
-class LaProp(torch.optim.Optimizer):
+
+class LaProp(Plain):
     """`clip` is the largest norm of a gradient in units of its tensor's norm; 0: no clipping.
 
     The learning rate rises from 0 over `warmup` steps. Every number a step needs lives on the tensors' device, so a

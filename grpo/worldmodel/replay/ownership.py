@@ -49,7 +49,11 @@ def claimed(path: Path, run: Path, kept: Kept | None) -> str | None:
         _expect_free(path, run.resolve(), kept, told, {name for name in names if name[0] != "." and name != OWNER})
         id = (kept.id if kept else None) or (told[1] if told else None)
         path.mkdir(parents=True, exist_ok=True)
+        if told is None:
+            (path / OWNER).touch(exist_ok=False)  # two runs that begin at once: one of them has it
         sign(path, run, id)
+    except FileExistsError:
+        raise ConfigError(f"replay_folder={path} has just been taken by another run; name another one") from None
     except OSError as error:
         raise FolderError(f"cannot write to {path} ({error.strerror}); choose a folder you may write to") from error
     return id
