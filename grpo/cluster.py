@@ -18,6 +18,7 @@ import importlib.util
 import os
 import re
 import secrets
+import socket
 import sys
 import tempfile
 import threading
@@ -36,6 +37,9 @@ OLDEST = (2, 52)
 INSTALL = "pip install 'anygrpo[ray]'"
 STORE = 100_000_000
 """Bytes of shared memory for a cluster of our own: little is ever in it at a time."""
+
+REACHED = 5.0
+"""Seconds in which the address of a cluster must take a connection."""
 
 SHARE = 0.25
 """Of a processor that an actor reserves: those of a run (to train, to evaluate, tools, rewards) work in turn."""
@@ -109,6 +113,7 @@ def _connect(ray: Any) -> None:
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     if place:
         warn_if_open(place)
+        expect_reachable(place)
         try:
             ray.init(address=place, **quiet)
         except Exception as error:  # Ray has an exception for every way in which it cannot be reached
@@ -147,6 +152,20 @@ def _started_here() -> str | None:
         if file.stat().st_uid == os.getuid():
             return file.read_text().strip() or None
     return None
+
+
+def expect_reachable(address: str) -> None:
+    """Refuse an address at which nobody listens: Ray would ask there for minutes, and print what it thinks of it."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():  # auto, local, or a word of Ray's that names no machine
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACHED).close()
+    except OSError as error:
+        raise RayMissing(
+            f"no Ray cluster answers at {address} ({error.strerror or line(error)}); start it (`ray start --head`), or "
+            "unset RAY_ADDRESS and run `ray stop` to use this machine alone"
+        ) from None
 
 
 def warn_if_open(address: str) -> None:

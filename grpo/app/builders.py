@@ -217,15 +217,15 @@ def _guarded(job: Callable[[], Summary]) -> int:
     except (FolderError, TrackerError, ConfigError) as error:
         return _failed(told(error), BAD_SETTINGS)
     except (Diverged, SamplesFailed, RankFailed, RanksDiffer, RanksLost, OSError) as error:
-        return _failed(told(error), FAILED)
+        return _failed(told(error), FAILED, is_why=type(error) is not RanksLost)
     except MemoryError as error:
         what = f" ({told(error)})" if str(error) else ""
         return _failed(f"there is not enough memory{what}; lower what is large among the settings", FAILED)
 
 
-def _failed(why: str, code: int) -> int:
-    """Say in one line why a run has ended, to the other ranks too, where it has some."""
-    print(f"grpo: {group.excuse(why)}{why}", file=sys.stderr)
+def _failed(why: str, code: int, is_why: bool = True) -> int:
+    """Say in one line why a run has ended, to the other ranks too, unless this one has only lost them."""
+    print(f"grpo: {group.excuse(why) if is_why else ''}{why}", file=sys.stderr)
     return code
 
 

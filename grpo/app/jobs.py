@@ -42,7 +42,7 @@ class Job:
 
 def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
     """The job's file; words: what `grpo train` is told, resolved: what that means."""
-    expect_work(resolved.config.groups_per_step, job.ranks)
+    words, note = _with_work(words, resolved, job.ranks)
     resolved.config.expect_ranks(job.ranks)
     told = [word.partition("=")[0] for word in words]
     for name in ("--logdir", "--run.logdir", "--ranks", "--resume"):
@@ -58,7 +58,8 @@ def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
     command = shlex.join(words)
     logdir = ["--ranks", str(job.ranks), "--logdir", f"/runs/{name}"]
     values = {
-        "SUMMARY": f"grpo train {command}: {job.ranks} ranks on {job.nodes} x {job.gpus} GPUs. Made by `grpo launch`.",
+        "SUMMARY": f"grpo train {command}: {job.ranks} ranks on {job.nodes} x {job.gpus} GPUs. Made by `grpo launch`."
+        + note,
         "NAME": name,
         "NODES": job.nodes,
         "GPUS": job.gpus,
@@ -76,3 +77,14 @@ def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
     folder = resources.files("grpo.app") / "templates"
     whole = "".join((folder / name).read_text(encoding="utf-8") for name in names)
     return re.sub(r"\{\{(\w+)\}\}", lambda found: str(values[found[1]]), whole)
+
+
+def _with_work(words: Sequence[str], resolved: Resolved, ranks: int) -> tuple[list[str], str]:
+    """The words, with a group a step for each rank where nobody has said how many; and a line that tells of it."""
+    groups, origin = resolved.config.groups_per_step, resolved.origins.get("groups_per_step", "default")
+    if groups >= ranks or not origin.startswith(("preset", "default")):
+        expect_work(groups, ranks)
+        return [*words], ""
+    has = f"{groups} {'group' if groups == 1 else 'groups'}"
+    note = f"\n# The {origin} has {has} a step: groups_per_step is {ranks} here, so that every rank has one."
+    return [*words, "--groups-per-step", str(ranks)], note

@@ -44,12 +44,13 @@ _joined: Group | None = None
 class Group:
     """This process's place among the ranks."""
 
-    def __init__(self, words: Any, tensors: Any, meeting: Meeting | None = None) -> None:
+    def __init__(self, words: Any, tensors: Any, meeting: Meeting | None = None, patience: float = PATIENCE) -> None:
         """words: a gloo group for records; tensors: a group that sums where the gradients are.
 
-        meeting: is told what this rank waits for, so that whoever waits too long can say for whom.
+        meeting: is told what this rank waits for, so that whoever waits too long can say for whom; patience: seconds
+        until it has waited too long.
         """
-        self._words, self._tensors, self._meeting = words, tensors, meeting
+        self._words, self._tensors, self._meeting, self._patience = words, tensors, meeting, patience
         self.rank, self.size = dist.get_rank(words), dist.get_world_size(words)
         self.chief = self.rank == 0
 
@@ -116,7 +117,8 @@ class Group:
 
     def lost(self, what: str, waited: float, error: Exception) -> RanksLost:
         """What is raised where a collective fails: who is missed, and where they are instead."""
-        why = line(error) if self._meeting is None else self._meeting.blame(what)
+        cut = waited < self._patience / 2
+        why = line(error) if self._meeting is None else self._meeting.blame(what, cut)
         return RanksLost(
             f"rank {self.rank} lost the others after {waited:.0f} s: {why}. What ended or held up that rank is in its "
             "own output; a slow one needs a larger --rank-timeout. Go on from the last checkpoint"
@@ -166,10 +168,11 @@ def join(patience: float | None = None) -> Group:
     """
     global _joined
     if _joined is None:
-        limit = timedelta(seconds=patience_here() if patience is None else patience)
+        patience = patience_here() if patience is None else patience
+        limit = timedelta(seconds=patience)
         if dist.is_initialized():
             words = dist.new_group(backend="gloo", timeout=limit)
-            _joined = Group(words, words)
+            _joined = Group(words, words, patience=patience)
             return _joined
         meeting, shared = arrive(), shares_gpu()
         cards = meeting.agree(versions(), shared)
@@ -181,7 +184,7 @@ def join(patience: float | None = None) -> Group:
         if all(card["gpu"] for card in cards) and not shared:
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a time-out is an error here, not an abort
             tensors = dist.new_group(backend="nccl", timeout=limit)
-        _joined = Group(words, tensors, meeting)
+        _joined = Group(words, tensors, meeting, patience)
     return _joined
 
 

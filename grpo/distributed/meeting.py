@@ -87,12 +87,15 @@ class Meeting:
         """What each rank last said it does."""
         return {rank: self._read(f"phase/{rank}") or "not there yet" for rank in range(self.ranks)}
 
-    def blame(self, what: str) -> str:
-        """In one line who is waited for at `what`, and where they are instead."""
+    def blame(self, what: str, cut: bool = False) -> str:
+        """In one line who is waited for at `what`, and where they are instead; cut: a connection ended, no time-out."""
         phases = self.phases()
         if excuses := self.excuses():
             return excuses
         late = {rank: phase for rank, phase in phases.items() if phase != WAITS + what and rank != self.rank}
+        if cut and (self.ranks == 2 or not late):
+            gone = f"rank {1 - self.rank}" if self.ranks == 2 else "one of them"
+            return f"{gone} has ended or its machine has gone, while this one waited at {what}"
         if not late:
             return f"all ranks wait at {what}: the network between them does not carry it; try `grpo doctor --ranks`"
         others = "; ".join(f"{named(ranks)}, last seen {phase}" for phase, ranks in grouped(late).items())

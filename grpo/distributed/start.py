@@ -71,11 +71,13 @@ def _tell_killed(rank: int, failures: Mapping[int, Any], local_rank: int, meetin
     if number == signal.SIGTERM and others:
         return
     name = signal.Signals(number).name if number in list(signal.Signals) else str(number)
-    why = "; often the machine was out of memory" if number == signal.SIGKILL else ""
+    why, go_on = "", "; go on from the last checkpoint"
+    if number == signal.SIGKILL:
+        why = "; often the machine was out of memory"
     if said := meeting.excuses():  # it waited for that one, inside of a call that hears no other signal
-        why = f", for {said}"
+        why, go_on = f", for {said}", ""
     print(
-        f"grpo: rank {rank} was ended by {name} in {meeting.phases()[rank]!r}{why}; go on from the last checkpoint",
+        f"grpo: rank {rank} was ended by {name} in {meeting.phases()[rank]!r}{why}{go_on}",
         file=sys.stderr,
     )
 

@@ -88,6 +88,7 @@ def test_who_is_waited_for_is_read_from_what_ranks_said(ranks):
     assert ranks[0].blame("collecting") == ("it waited at collecting for rank 1, last seen past comparing the step")
     ranks[1].say(f"{WAITS}collecting")
     assert "the network" in ranks[0].blame("collecting")
+    assert ranks[0].blame("collecting", cut=True).startswith("one of them has ended")
     ranks[1].excuse("out of memory")
     assert ranks[2].blame("collecting") == "rank 1: out of memory"
 

@@ -153,3 +153,22 @@ def test_a_hang_ends_with_a_line_that_names_the_rank_and_its_phase(capfd, tmp_pa
         in said
     )
     assert "--rank-timeout" in said and time.monotonic() - began < 500
+
+
+KILLED = (
+    HANGS.replace("import os,", "from grpo.app import builders\nimport os,")
+    .replace("time.sleep(600)", "os.kill(os.getpid(), 9)")
+    .partition("try:")[0]
+    + 'sys.exit(builders._guarded(lambda: ranks.gather(State({}, {}), "collecting")))'
+)
+
+
+def test_a_rank_that_is_killed_is_named_by_the_others_and_by_who_started_it(capfd, tmp_path):
+    """Its end is no hang, and what a survivor says of it is not why it ended."""
+    assert start(TWO, [sys.executable, "-c", KILLED], {"FOLDER": str(tmp_path)}) == 1
+    said = [text for text in capfd.readouterr().err.splitlines() if text.startswith("grpo: ")]
+    starter = said.pop()
+    assert starter.startswith("grpo: rank 1 was ended by SIGKILL") and "out of memory" in starter
+    assert "rank 0" not in starter and starter.count("go on from") == 1
+    for survivor in said:  # unless it is ended before it says anything
+        assert "rank 1 has ended or its machine has gone, while this one waited at collecting" in survivor

@@ -153,6 +153,7 @@ def test_an_optimizer_that_a_program_does_not_have_is_refused() -> None:
     for other, why in (
         (torch.optim.SGD(weights, lr=0.1), "is SGD"),
         (torch.optim.Adam(weights, betas=(0.5, 0.9)), r"has betas=\(0.5, 0.9\), not"),
+        (torch.optim.Adam(weights, weight_decay=0.0, decoupled_weight_decay=True), "has decoupled_weight_decay=True"),
         (torch.optim.Adam([{"params": weights[:1]}, {"params": weights[1:]}]), "not all weights in one group"),
     ):
         trainer.optimizer = other

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,17 @@ def test_what_is_no_number_of_workers_is_refused_and_so_is_a_place_that_cannot_b
     assert ControlConfig(workers="ray", envs=5).num_envs == 5
     with pytest.raises(ConfigError, match="workers has no effect here: it needs vector=auto"):
         ControlConfig(workers="ray", vector="serial")
+
+
+def test_an_address_at_which_nobody_listens_is_told_at_once(monkeypatch):
+    """Ray itself asks there for minutes."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+        cluster.expect_reachable(place)
+        cluster.expect_reachable("auto")
+    monkeypatch.setenv("RAY_ADDRESS", place)
+    with pytest.raises(cluster.RayMissing, match=f"no Ray cluster answers at {place} .*ray start --head.*RAY_ADDRESS"):
+        cluster._connect(None)
 
 
 def test_a_cluster_that_somebody_else_started_is_not_joined(monkeypatch, tmp_path):

@@ -63,7 +63,7 @@ def test_kubernetes(capsys, nodes):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["slurm", "bandit", "--nodes", "4"], "32 ranks would share 1 group"),
+        (["slurm", "bandit", "--nodes", "4", "--groups-per-step", "1"], "32 ranks would share 1 group"),
         (["slurm", *WORDS, "--logdir", "x"], "--logdir is set by the job itself"),
         (["slurm", *WORDS, "--nonsense", "1"], "nonsense"),
         (["slurm", *WORDS, "--run.name", "a\ntouch x"], "has several lines"),
@@ -72,3 +72,15 @@ def test_kubernetes(capsys, nodes):
 )
 def test_what_cannot_be_launched(capsys, words, said):
     assert said in launched(capsys, *words)
+
+
+@pytest.mark.parametrize("where", ["slurm", "skypilot", "kubernetes"])
+def test_a_preset_with_fewer_groups_than_ranks_gets_a_group_for_each(where, capsys):
+    text = launched(capsys, where, "gsm8k", "--model", "PATH", "--nodes", "4")
+    assert "# The preset gsm8k has 16 groups a step: groups_per_step is 32 here" in text
+    if where == "slurm":
+        assert "--groups-per-step 32" in text
+    else:
+        yaml.safe_load(text)
+    said = launched(capsys, where, "gsm8k", "--model", "PATH", "--nodes", "4", "--groups-per-step", "16")
+    assert "32 ranks would share 16 groups" in said and "\n" not in said.strip()

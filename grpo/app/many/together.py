@@ -33,6 +33,7 @@ from grpo.control.compiled.room import (
     read_adam,
     read_scale,
     seed_key,
+    stacked,
     write_adam,
     write_scale,
 )
@@ -100,7 +101,7 @@ class Together:
         """Have the program compiled, or read from the disk, before several threads want it: runs that are over."""
         with numbers():
             over = seeds.begun(self.policy(0, None))._replace(over=np.bool_(True))
-            run_S, state_SE = jax.tree.map(lambda x: np.stack([np.asarray(x)] * BLOCK), (over, self.starts(0)))
+            run_S, state_SE = (stacked([one] * BLOCK) for one in (over, self.starts(0)))
             key_S = np.stack([seed_key(0)] * BLOCK)
             loaded = seeds.legs(self._program, self._plan, run_S, key_S, state_SE, self.until, 1)
             loaded[1].made.block_until_ready()
@@ -115,8 +116,8 @@ class Together:
             over = np.array([False] * len(runs) + [True] * (BLOCK - len(runs)))
             key_S = np.stack([seed_key(run.seed) for run in padded])
             starts = {run.seed: run.starts for run in runs}
-            state_SE = jax.tree.map(lambda *x: np.stack(x), *[starts[run.seed] for run in padded])
-            run_S = jax.tree.map(lambda *x: np.stack([np.asarray(one) for one in x]), *[run.begun for run in padded])
+            state_SE = stacked([starts[run.seed] for run in padded])
+            run_S = stacked([run.begun for run in padded])
             run_S = run_S._replace(over=run_S.over | over)
             going, most, waited = True, FIRST, Waited(self.how.checkpoint_minutes, time.monotonic)
             while going and asked.reason is None:

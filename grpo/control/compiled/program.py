@@ -122,7 +122,8 @@ class Program:
         raw_NTD, action_NT, logp_NT, paid_NT = (jnp.swapaxes(x, 0, 1) for x in played[:4])
         seen_NTD = raw_NTD if scale is None else scale(raw_NTD)
         made_NT = jnp.arange(self.rules.decisions) < played.length_L[:, None]
-        sound_NT = jnp.isfinite(paid_NT) & jnp.isfinite(seen_NTD).all(-1)
+        # As it came: scaling cuts what is infinite to its limit.
+        sound_NT = jnp.isfinite(paid_NT) & jnp.isfinite(raw_NTD).all(-1)
         failed_N = (made_NT & ~sound_NT).any(1)
         failed_N = failed_N | ~jnp.isfinite(played.last_LD).all(-1)
         counted_NT = made_NT & ~failed_N[:, None]

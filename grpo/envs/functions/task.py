@@ -42,7 +42,9 @@ class NotAFunction(ValueError):
 
 def takes_state(source: Any) -> bool:
     """Whether this is an environment's step: a function whose first arguments are called state and action."""
-    return inspect.isfunction(source) and list(inspect.signature(source).parameters)[:2] == ["state", "action"]
+    if not (callable(source) and inspect.isfunction(inspect.unwrap(source))):  # also under jax.jit
+        return False
+    return list(inspect.signature(source).parameters)[:2] == ["state", "action"]
 
 
 State = Any

@@ -38,7 +38,8 @@ LIMIT = 1000
 
 def parts(step: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:
     """A function's name and what stands beside it, with everything that an environment needs."""
-    own, name = step.__globals__, step.__qualname__
+    plain = inspect.unwrap(step)
+    own, name = plain.__globals__, plain.__qualname__
     if not callable(own.get("start")) or "actions" not in own:
         missing = "actions" if callable(own.get("start")) else "start"
         what = "def start(key), the state in which an episode begins" if missing == "start" else "actions = 2, say"

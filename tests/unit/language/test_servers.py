@@ -20,6 +20,7 @@ from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer, port
 from grpo.language.engines import Sampling, Tokens
 from grpo.language.engines.vllm import VLLMEngine, pool, remote, weights
+from grpo.language.engines.vllm.server import VLLMServer
 from grpo.language.port import HungUp, ServerFailed
 
 from .tiny import tiny_model, tiny_tokenizer
@@ -502,3 +503,16 @@ def test_a_request_after_the_end_is_not_made(start):
     engine.close()
     with pytest.raises(HungUp, match="no longer asked"):
         server.call("/v1/completions", {"prompt": [1], "max_tokens": 1})
+
+
+def test_where_a_server_can_call_back_is_this_machines_own_address():
+    """Not what its name means to itself, which on many machines is loopback."""
+    assert port.Port("http://127.0.0.1:8000", 1.0).our_address() == "127.0.0.1"
+    assert port.Port("http://127.0.0.2:8000", 1.0).our_address().startswith("127.")
+
+
+def test_a_server_that_is_not_there_yet_is_told_of_before_it_is_waited_for():
+    server = VLLMServer("http://127.0.0.1:9", deadline=0.3)
+    told = r"127.0.0.1:9 does not answer yet; it is waited for, 0.3 s"
+    with pytest.warns(UserWarning, match=told), pytest.raises(ServerFailed, match="did not answer"):
+        server.meet()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from grpo.errors import warn
 from grpo.language.engines.vllm.requests import Answer, Request
 from grpo.language.engines.vllm.weights import RECEIVER
 from grpo.language.port import Port, ServerFailed
@@ -15,6 +16,8 @@ SERVE = (
 """How a server is started: the weights come from us, and grpo must be installed there too. Its port is for trusted
 machines only: the development mode lets whoever reaches it change the model."""
 REMEDY = f"give a folder that both sides can read (engine_kwargs: folder) and start the server with: {SERVE}"
+SOON = 3.0
+"""Seconds in which a server that runs says so."""
 
 
 class VLLMServer(Port):
@@ -35,6 +38,8 @@ class VLLMServer(Port):
 
     def meet(self) -> None:
         """Wait until it is there; what it serves."""
+        if not self.healthy(min(SOON, self.deadline)):
+            warn(f"{self} does not answer yet; it is waited for, {self.deadline:g} s at most (engine_kwargs: deadline)")
         self.call("/health")
         self.name, self.max_model_len = self.served()
         self.model = self.name

@@ -157,8 +157,7 @@ class ByNCCL:
             free.bind(("", 0))
             port = free.getsockname()[1]
         size = 1 + int(server.call("/get_world_size")["world_size"])
-        at = "127.0.0.1" if server.here else socket.gethostbyname(socket.gethostname())
-        told = {"master_address": at, "master_port": port, "rank_offset": 1, "world_size": size}
+        told = {"master_address": server.our_address(), "master_port": port, "rank_offset": 1, "world_size": size}
         joining = _Beside(self._engine.NCCLWeightTransferEngine.trainer_init, told)
         server.call("/init_weight_transfer_engine", {"init_info": told})
         return joining.result(self._deadline)

@@ -177,6 +177,39 @@ def test_an_episode_that_fails_costs_nothing_but_itself(tmp_path, capsys) -> Non
     assert "samples failed: an observation or a reward" in capsys.readouterr().out
 
 
+BLINDED = """
+import jax, jax.numpy as np
+
+actions = 2
+limit = 6
+
+def start(key):
+    key, own = jax.random.split(key)
+    return {"key": key, "x": jax.random.uniform(own, (2,), minval=-1), "blind": False}
+
+@jax.jit
+def step(state, action):
+    key, own = jax.random.split(state["key"])
+    x = state["x"] + 0.1 * (2 * action - 1)
+    return {"key": key, "x": x, "blind": jax.random.bernoulli(own, 0.03)}, -np.abs(x).sum(), False
+
+def see(state):
+    return np.where(state["blind"], np.inf, state["x"])
+"""
+
+
+def test_what_is_infinite_for_a_moment_fails_an_episode_and_spoils_no_scaling(tmp_path) -> None:
+    """The state holds one of JAX's keys, and the function is compiled already: both are usual there."""
+    (tmp_path / "blinded.py").write_text(BLINDED)
+    trainer = GRPOTrainer(env=f"{tmp_path / 'blinded.py'}:step", **SMALL, scale_observations=True)
+    failed = sum(trainer.step()["failed"] for _ in range(6))
+    assert trainer.compiled is not None and 0 < failed < 48
+    assert np.isfinite(trainer.source.scaling.mean[""]).all() and np.isfinite(trainer.source.scaling.square[""]).all()
+    words = [f"--env={tmp_path / 'blinded.py'}:step", *WORDS[5:], "--scale-observations", "--run.failure-budget=1"]
+    assert main(["train", *words, "--seeds=2", f"--logdir={tmp_path / 'runs'}"]) == 0
+    assert len(lines(tmp_path / "runs" / "seed-1")) == 4
+
+
 @pytest.mark.slow
 def test_a_compiled_trainer_does_without_the_compiler_of_torch() -> None:
     made = "trainer = grpo.control.GRPOTrainer(env='CartPole-v1', compiled=True); trainer.load_state(trainer.state())"
