@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +51,7 @@ from grpo.reference import FrozenReference
 from grpo.report import StepReport
 from grpo.run.config import RunConfig
 from grpo.run.trainer import GRPOTrainer as RunTrainer
+from grpo.threads import few_threads
 from grpo.trainer import Hook, Trainer
 
 if TYPE_CHECKING:
@@ -152,7 +153,8 @@ class GRPOTrainer(RunTrainer):
                 "here on; the warning before says what is in the way, or begin a new run"
             )
         if not self._goes_compiled or self.compiled is None or states is not None:
-            return super().step(states)
+            with self._threads():
+                return super().step(states)
         for hook in self.hooks:
             hook.before(self)
         report, updates = self.compiled.step(self)
@@ -161,6 +163,13 @@ class GRPOTrainer(RunTrainer):
             hook.after(self, report)
         self._raise_if_diverged(updates, report)
         return report
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """One, where minibatches of a small network are known to be small; convolutions want them all."""
+        weights, decisions = list(self.policy.parameters().values()), self.config.decisions_per_minibatch
+        if decisions is None or any(weight.ndim > 2 for weight in weights):
+            return nullcontext()
+        return few_threads(decisions * sum(weight.numel() for weight in weights), weights[0].device)
 
     @property
     def evaluation(self) -> Callable[[int], Mapping[str, Any]] | None:

@@ -16,11 +16,11 @@ from torch import Tensor
 from grpo.errors import SamplesFailed
 from grpo.graphs import GraphedCallable, Tensors
 from grpo.protocols import Alone, Ranks, Slots, State, as_part, part
+from grpo.threads import few_threads
 from grpo.together import attempted
 from grpo.worldmodel.model.adapters import trained
 from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments
 from grpo.worldmodel.model.pieces import fused
-from grpo.worldmodel.model.recurrence import few_threads
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.replay.buffer import Replay, Sample
@@ -113,7 +113,8 @@ class Learner:
 
     def _threads(self, batch: int) -> AbstractContextManager[None]:
         """Where the recurrence takes one thread, waking others for the rest gains nothing; pictures want them all."""
-        return nullcontext() if self.model.encoder.pictures else few_threads(self.model.rssm.gru.weight, batch)
+        weight = self.model.rssm.gru.weight
+        return nullcontext() if self.model.encoder.pictures else few_threads(batch * weight.numel(), weight.device)
 
     def _differentiated(self, given: Tensors) -> Tensors:
         """Gradients into every tensor's `grad`; metrics and the posterior's samples."""

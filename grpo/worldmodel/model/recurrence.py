@@ -9,8 +9,6 @@ Letters: B sequences, T steps, D memory in K blocks of I, H hidden layer, S × C
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from grpo.threads import few_threads
 from grpo.worldmodel.model.distributions import UNIMIX
 from grpo.worldmodel.model.networks import EPS, in_blocks, joined
 from grpo.worldmodel.model.pieces import Pieces
-
-SMALL = 4_000_000
-"""Multiplications of a product that one thread has done before a second one has woken up."""
 
 
 class Weights(NamedTuple):
@@ -113,20 +109,6 @@ class _Norm:
 def _blockwise(x_TBD: Tensor, blocks: int) -> tuple[Tensor, ...]:
     """Views (K, B, I) of every step."""
     return x_TBD.view(*x_TBD.shape[:-1], blocks, -1).transpose(1, 2).unbind(0)
-
-
-@contextmanager
-def few_threads(weight_KIJ: Tensor, batch: int) -> Iterator[None]:
-    """One thread, where products are so small that several wait for each other longer than they work."""
-    before = torch.get_num_threads()
-    alone = before > 1 and weight_KIJ.device.type == "cpu" and batch * weight_KIJ.numel() < SMALL
-    if alone:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if alone:
-            torch.set_num_threads(before)
 
 
 class _Tape:
@@ -258,7 +240,7 @@ class Scan(torch.autograd.Function):
         ctx.save_for_backward(keep_TB1, *weights)  # torch then sees to it that nobody has changed them
         stoch = stoch.transpose(1, 2)
         ctx.tape = tape = _Tape(pieces, Weights(*weights), len(action_TBD), deter, stoch)
-        with few_threads(tape.w.gru_KIJ, len(deter)):
+        with few_threads(tape.w.gru_KIJ.numel() * len(deter), deter.device):
             tape.forward((action_TBD, embed_TBH, keep_TB1, uniform_TBS), deter, stoch)
         return tape.deter.detach(), tape.stoch.transpose(2, 3), tape.logits.transpose(2, 3)  # never the tape's own
 
@@ -268,7 +250,7 @@ class Scan(torch.autograd.Function):
         """Through all of it."""
         keep_TB1, *_ = ctx.saved_tensors
         to_deter, to_stoch, to_logits = grads
-        with few_threads(ctx.tape.w.gru_KIJ, keep_TB1.shape[1]):
+        with few_threads(ctx.tape.w.gru_KIJ.numel() * keep_TB1.shape[1], keep_TB1.device):
             found = ctx.tape.backward(keep_TB1, to_deter, to_stoch.transpose(2, 3), to_logits.transpose(2, 3))
         action, embed, deter, stoch, *weights = found
         return None, action, embed, None, None, deter, stoch.transpose(1, 2), *weights
