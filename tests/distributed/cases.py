@@ -105,8 +105,8 @@ def other_rows(ranks, who, column):
         return str(error)
 
 
-def language(ranks, steps=2, double=True, tied=False, evaluate=True, adam=False, changed=list, **settings):
-    """A tiny language model, its held-out rows evaluated at the end; metrics, gradients, weights, completions."""
+def language_trainer(ranks, double=True, tied=False, adam=False, changed=list, teacher=None, **settings):
+    """A tiny language model; teacher: the seed of another one."""
     from grpo.language import GRPOConfig as LanguageConfig
     from grpo.language import GRPOTrainer as LanguageTrainer
     from tests.unit.language.functions import digits
@@ -121,9 +121,15 @@ def language(ranks, steps=2, double=True, tied=False, evaluate=True, adam=False,
     rows = changed([{"prompt": f"What is {a}+{a}" + "?" * a, "answer": str(a + a)} for a in range(7)])
     # Adam divides by what rounding leaves of a gradient that is 0, and would say nothing about the ranks.
     plain = None if adam or config.lora_rank else torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = LanguageTrainer(
-        model, digits, config, rows, rows[:5], processing_class=tiny_tokenizer(), optimizers=(plain, None)
+    given = {} if teacher is None else {"teacher_model": tiny_model(teacher).double()}
+    return LanguageTrainer(
+        model, digits, config, rows, rows[:5], processing_class=tiny_tokenizer(), optimizers=(plain, None), **given
     )
+
+
+def language(ranks, steps=2, evaluate=True, **settings):
+    """Its held-out rows are evaluated at the end; metrics, gradients, weights, completions."""
+    trainer = language_trainer(ranks, **settings)
     completions, step = [], trainer.step
 
     def seen(*args):
@@ -150,7 +156,10 @@ def run(ranks, folder, steps, room="bandit", asked=None, stop=None, **settings):
             os.kill(os.getpid(), signal.SIGTERM)
         return not (report.step == 4 and ranks.rank == stop)
 
-    make = {"bandit": bandit_trainer, "control": control_trainer}[room]
+    make = {
+        "bandit": bandit_trainer, "control": control_trainer, "language": language_trainer,
+        "worldmodel": worldmodel_trainer,
+    }[room]  # fmt: skip
     trainer = make(ranks, **settings)
     mine = folder if ranks.chief else f"{folder}-of-nobody"
     try:
@@ -296,16 +305,22 @@ def control(ranks, steps=2, **settings):
         EpisodeRunner.__init__ = began
 
 
-def worldmodel(ranks, steps=2, **settings):
-    """A small dreamer: every rank plays alike; the world model's batch, futures and the actor's rows are shared.
-
-    Also how many futures were rolled out here, in each call.
-    """
+def worldmodel_trainer(ranks, **settings):
+    """A small dreamer."""
     from tests.unit.worldmodel.worlds import make
 
     together.here = lambda: ranks
     trainer = make(**settings)
     trainer.optimizer = torch.optim.SGD(trainer.policy.parameters().values(), lr=0.01)
+    return trainer
+
+
+def worldmodel(ranks, steps=2, **settings):
+    """Every rank plays alike; the world model's batch, futures and the actor's rows are shared.
+
+    Also how many futures were rolled out here, in each call.
+    """
+    trainer = worldmodel_trainer(ranks, **settings)
     imagination, imagined = trainer.source._imagination, []
     roll = imagination._futures
     imagination._futures = lambda given: imagined.append(len(given["deter"])) or roll(given)

@@ -2,8 +2,10 @@
 
 import json
 import multiprocessing
+from functools import cache
 
 import pytest
+import torch
 
 from grpo import together
 from grpo.protocols import Alone
@@ -14,6 +16,15 @@ from tests.distributed.kills import take_part
 
 POINTS = [(point, victim) for point in ("collect", "gather", "pass", "sum", "optimizer", "agree") for victim in (0, 1)]
 POINTS += [("state", 1), ("arrays", 0), ("manifest", 0), ("rename", 0), ("pointer", 0)]
+
+
+@cache
+def uncut():
+    """Weights after as many steps that nobody has disturbed."""
+    trainer = cases.bandit_trainer(Alone())
+    for _ in range(5):
+        trainer.step()
+    return trainer.policy.logits_V.detach()
 
 
 @pytest.mark.parametrize(("point", "victim"), POINTS)
@@ -36,5 +47,6 @@ def test_killed(tmp_path, pool, monkeypatch, point, victim):
     monkeypatch.setattr(together, "here", Alone)
     trainer = cases.bandit_trainer(Alone())
     trainer.train(steps=5, folder=tmp_path / "run", progress=None)
+    torch.testing.assert_close(trainer.policy.logits_V, uncut())
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]

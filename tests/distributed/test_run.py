@@ -32,6 +32,18 @@ def test_resumed_on_two_then_three_then_one_rank(pool, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["parts", "whole"]
 
 
+@pytest.mark.parametrize("room", ["language", "worldmodel"])
+def test_every_room_is_gone_on_with_by_any_number_of_ranks(pool, tmp_path, room):
+    given = {"room": room, **({"double": True} if room == "language" else {"video": False})}
+    whole = pool.run(cases.run, 1, folder=str(tmp_path / "whole"), steps=3, **given)[0]
+    for size, steps in ((2, 1), (3, 2), (1, 3)):
+        found = pool.run(cases.run, size, folder=str(tmp_path / "parts"), steps=steps, **given)
+    tolerance = 1e-12 if room == "language" else 1e-6
+    torch.testing.assert_close(found[0][2], whole[2], rtol=10 * tolerance, atol=10 * tolerance)
+    for one, other in zip(lines(tmp_path / "whole"), lines(tmp_path / "parts"), strict=True):
+        expect_same(([one], [], {}), ([other], [], {}), tolerance)
+
+
 def test_episodes_are_divided_from_the_first_step_on_whoever_goes_on(pool, tmp_path):
     given = {"room": "control", "video": False, "films": False, "eval_episodes": 2}
     whole = pool.run(cases.run, 1, folder=str(tmp_path / "whole"), steps=6, draws="episode", **given)[0]

@@ -45,6 +45,13 @@ SCORED = sorted(
 """Recipes without a teacher or a comparison that must know the room."""
 
 
+ROOM = {
+    "otb": {}, "remax": {}, "opsd": {"teacher_template": "{prompt} {answer}"}, "sdpo": {},
+    "gkd": {"teacher": 7},
+}  # fmt: skip
+"""Of the others those that need no conversation, and what they need."""
+
+
 @pytest.mark.parametrize("recipe", SCORED)
 def test_every_recipe(pool, recipe):
     sizes = (2, 3) if recipe in ("grpo", "dapo", "gspo", "clip_cov") else (3,)
@@ -83,8 +90,9 @@ def test_a_users_own_models(pool, settings):
         {"no_signal": "resample", "max_attempts": 3, "warm_start_steps": 1},
         {"loss_type": "dapo", "double": False, "evaluate": False},
         {"staleness": 1.0, "engine": "inline", "steps": 3, "evaluate": False},
+        *({"loss_type": name, "evaluate": False, **more} for name, more in ROOM.items()),
     ],
-    ids=["dapo", "tied", "minibatches", "lora", "resample", "float32", "ahead"],
+    ids=["dapo", "tied", "minibatches", "lora", "resample", "float32", "ahead", *ROOM],
 )
 def test_language(pool, settings):
     # An adapter is float32, and so are the head's products of a group that is cut, which sums them in another order.
