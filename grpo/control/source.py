@@ -172,7 +172,8 @@ class ControlSource:
         first = self._rows.add(episodes, request.attempt, tried.played if self.windows is None else None)
         rollouts = self._rollouts(episodes, tried.group_N, first)
         self._measure(episodes if found is None else found, request.attempt)
-        if self.scaling.mean:  # else it would copy every picture for nothing
+        # Pictures would be copied for nothing; and what was imitated was seen in units that have to stay.
+        if self.scaling.mean and self.config.warm_start is None:
             self.scaling.update(take(episodes.raw, episodes.mask_NT))
         return Collected(rollouts, tried.starts)
 

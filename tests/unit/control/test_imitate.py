@@ -64,6 +64,18 @@ def test_an_expert_is_imitated_once_and_not_again_after_a_resumption(tmp_path):
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+def test_what_was_imitated_keeps_the_units_it_was_seen_in():
+    """Observations of tries are others than those shown: in their units the policy would do something else."""
+    made = make(scale_observations=True)
+    made.source.warm_up()
+    before = {name: value.copy() for name, value in made.source.scaling.arrays().items()}
+    made.step()
+    assert before and all((value == made.source.scaling.arrays()[name]).all() for name, value in before.items())
+    other = make(scale_observations=True, warm_start=None, warm_start_passes=100, warm_start_episodes=50)
+    other.step()
+    assert other.source.scaling.count > 0
+
+
 def test_the_divergence_is_measured_to_the_policy_that_imitates():
     made = make(beta=0.01)
     made.source.warm_up()
