@@ -128,7 +128,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     judging = player.rewards if isinstance(player, EnvironmentConversation) else []
     rewards = rewards_of(config, given.reward_funcs, given.reward_processing_classes, judging)
     config = weighed(config, len(rewards.names), len(judging))
-    expect_judged(config, rewards, player)
+    expect_judged(config, rewards, player, given.teacher_model)
     own = "transformers" if cut or (pictures is not None and config.engine == "auto") else config.engine
     engine = engine_of(config.but(engine=own) if own != config.engine else config, adapted, tokens, ranks)
     return Parts(
@@ -138,7 +138,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         policy=policy,
         source=LanguageSource(policy, engine, player, tokens, prompts, held_out, rewards, config),
         reference=reference_of(config, policy, fresh, given.ref_model),
-        teacher=make_teacher(config, given.teacher_model, policy, chat, tokenizer),
+        teacher=make_teacher(config, given.teacher_model, policy, chat, tokenizer, prompts),
         optimizer=optimizer_of(config, policy, given.optimizers[0]),
         ranks=ranks,
     )
@@ -151,16 +151,22 @@ def engine_of(config: LanguageConfig, model: Any, tokens: Tokens, ranks: Ranks) 
     return make_engine(config.engine, model, tokens, bool(config.staleness), **config.engine_kwargs, **own)
 
 
-def expect_judged(config: LanguageConfig, rewards: Rewards, player: Player) -> None:
-    """Refuse what nobody would judge."""
+def expect_judged(config: LanguageConfig, rewards: Rewards, player: Player, teacher: Any) -> None:
+    """Refuse what nobody would judge; `teacher`: one that was handed over knows what it is shown."""
+    unjudged = not rewards.names and isinstance(player, OneAnswer)
     if config.recipe.turn_coef and isinstance(player, OneAnswer):
         raise ConfigError(
             f'recipe "{config.recipe.name}" compares turns of conversations (turn_coef); give tools or an environment'
         )
-    if not rewards.names and isinstance(player, OneAnswer) and config.recipe.outcome_coef:
+    if unjudged and config.recipe.outcome_coef:
         raise ConfigError(
             "there is no reward: give reward_funcs, or set rewards to a built-in name (correctness, xml, …) or "
             "file.py:function"
+        )
+    if unjudged and config.recipe.teacher_sees == "success" and not isinstance(teacher, Teaches):
+        raise ConfigError(
+            f'recipe "{config.recipe.name}" shows the teacher tries that succeeded (teacher_sees=success), and no '
+            "reward says which did: give reward_funcs, or set rewards to a built-in name or file.py:function"
         )
     expect_names(config, rewards.names)
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from grpo.errors import ConfigError
+from grpo.language.data.columns import named_in
 from grpo.language.engines import sampler_flaw
 from grpo.language.planning.sizes import memory_limit
 
@@ -57,8 +58,11 @@ def check(config: LanguageConfig) -> None:
         raise ConfigError(f"weights=bfloat16 are computed with in bfloat16; dtype={config.dtype} cannot go with them")
     if config.lora_rank and config.adapter:
         raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
-    if config.recipe.teacher_coef and "{answer}" not in config.teacher_template:
-        raise ConfigError("teacher_template has no {answer}, so that the teacher would be told nothing; write it in")
+    shown = named_in(config.teacher_template) - {"prompt"}
+    if config.recipe.teacher_coef and ("answer" not in shown if config.recipe.teacher_sees == "success" else not shown):
+        raise ConfigError(
+            "teacher_template has no {answer} or other column, so that the teacher would be told nothing; write one in"
+        )
     if config.entropy_coef_min > config.entropy_coef_max:
         raise ConfigError("entropy_coef_min is above entropy_coef_max; exchange them")
     if config.tools and config.environment:

@@ -230,7 +230,8 @@ class LanguageConfig(GRPOConfig):
     teacher_template: str = (
         "{prompt}\n\nThis is a correct answer:\n\n{answer}\n\nNow answer the question yourself, in your own words."
     )
-    """What a teacher that sees more reads in place of the user's last message; {prompt} and {answer} are filled in."""
+    """What a teacher that sees more reads in place of the user's last message; {prompt}, {answer} and any other column
+    of the row are filled in."""
     teacher_success: float = 1.0
     """Reward from which on a try succeeded, for teacher_sees=success."""
     teacher_timeout: float = Field(default=240.0, gt=0)

@@ -28,6 +28,11 @@ ENOUGH = 64
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
+def named_in(template: str) -> set[str]:
+    """Columns that a template asks for."""
+    return {name for name in FIELD.findall(template) if name}
+
+
 class Answer(str):
     """What follows the mark: a text that also equals the number it spells, as reward functions compare it."""
 
@@ -125,9 +130,14 @@ class Columns:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @property
+    def told(self) -> list[str]:
+        """The names under which `rest_of` gives them."""
+        return [*self.rest_of({}, ""), *(["answer_full"] if self.after is not None else [])]
+
+    @property
     def wanted(self) -> set[str]:
         """Columns that a prompt is made of."""
-        return {self.prompt} if self.template is None else {name for name in FIELD.findall(self.template) if name}
+        return {self.prompt} if self.template is None else named_in(self.template)
 
     def prompt_of(self, row: Row, place: str) -> str | list[Message]:
         """The prompt, checked: text, or messages."""

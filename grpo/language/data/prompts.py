@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -148,6 +148,20 @@ class Prompts:
             warn(f"{count} prompts for {size} in a step: some come more than once in it")
         places = [divmod(place, count) for place in range(step * size, (step + 1) * size)]
         return [self[self._order(epoch)[i]] for epoch, i in places]
+
+    @property
+    def told(self) -> list[str]:
+        """Columns by the names under which rewards, and a teacher, are told of them."""
+        return self._columns.told
+
+    def without(self, names: Collection[str]) -> tuple[str, str] | None:
+        """Where the first row is in which one of these columns is empty, and which; of a stream nothing is known."""
+        for number in () if self._stream is not None or not names else self._kept_P.tolist():
+            row = self._columns.rest_of(self._rows[number], self._place(number))
+            for name in names:
+                if row.get(name) in (None, ""):
+                    return self._place(number), name
+        return None
 
     def epoch_steps(self, size: int) -> float:
         """Steps of one pass over the data."""

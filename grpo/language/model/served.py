@@ -91,7 +91,10 @@ class ServedReader:
             if len(told) != len(ids):
                 raise ValueError(f"{len(told)} numbers for {len(ids)} tokens")
             first = len(sample.prompt.ids)
-            return [_of(told[at], ids[at], width) for at in range(first, len(ids))]
+            found = [_of(told[at], ids[at], width) for at in range(first, len(ids))]
+            if beyond := [token for _, best in found for token, _ in best if token >= self.vocabulary]:
+                raise ValueError(f"token {beyond[0]} among the likeliest, which the student does not have")
+            return found
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise RuntimeError(
                 f"{self._port} answered without the log-probs of its prompt ({error}); it must be vLLM, with "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,8 @@ from grpo.config import ConfigError
 from grpo.credit import trajectory_reward
 from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat
+from grpo.language.data.columns import FIELD, named_in
+from grpo.language.data.prompts import Prompts
 from grpo.language.model import loading
 from grpo.language.model.served import ServedReader
 from grpo.language.samples import Prompt, Sample
@@ -48,7 +50,7 @@ class ModelReader:
 
     def __init__(self, scorer: Scorer) -> None:
         """scorer: of the teacher; the policy's own where it teaches itself."""
-        self._scorer, self.vocabulary = scorer, int(scorer.head.weight.shape[0])
+        self._scorer, self.vocabulary = scorer, scorer.vocabulary or int(scorer.head.weight.shape[0])
         self.context = float(getattr(scorer.causal.config.get_text_config(), "max_position_embeddings", None) or "inf")
 
     def read(self, samples: Sequence[Sample], steps: int, count: int) -> Taught:
@@ -94,7 +96,7 @@ class LanguageTeacher:
         sees = self._config.recipe.teacher_sees
         if sees == "prompt":
             return [sample.prompt for sample in samples]
-        hints = [_answer(sample.prompt) for sample in samples] if sees == "answer" else self._successes(rows)
+        hints: list[str | None] = [""] * len(samples) if sees == "answer" else self._successes(rows)
         made: dict[tuple[int, str], Prompt] = {}
         found: list[Prompt | None] = []
         for sample, hint in zip(samples, hints, strict=True):
@@ -102,7 +104,8 @@ class LanguageTeacher:
                 found.append(None)
                 continue
             key = (id(sample.prompt), hint)
-            made[key] = made.get(key) or self._hinted(sample.prompt, hint)
+            more = {} if sees == "answer" else {"answer": hint}
+            made[key] = made.get(key) or self._hinted(sample.prompt, {**sample.prompt.columns, **more})
             fits = len(made[key].ids) + sample.length <= self._reader.context
             found.append(made[key] if fits else None)
         return found
@@ -121,11 +124,15 @@ class LanguageTeacher:
         ]
         return [None if other is None else rows.inputs[other].text for other in others]
 
-    def _hinted(self, prompt: Prompt, hint: str) -> Prompt:
-        """The same prompt with the hint in what the user says last."""
+    def _hinted(self, prompt: Prompt, told: Mapping[str, Any]) -> Prompt:
+        """The same prompt with what is told in what the user says last."""
+        for name in shown_columns(self._config):
+            if told.get(name) in (None, ""):
+                raise ConfigError(_untold(f"row {prompt.row}", name))
 
         def with_hint(text: str) -> str:
-            return self._config.teacher_template.replace("{prompt}", text).replace("{answer}", hint)
+            known = {**told, "prompt": text}
+            return FIELD.sub(lambda at: str(known[at[1]]) if at[1] else at[0][0], self._config.teacher_template)
 
         if prompt.messages is None:
             ids, text, messages = self._chat.render(with_hint(prompt.text))
@@ -142,7 +149,7 @@ class LanguageTeacher:
 
 
 def make_teacher(
-    config: LanguageConfig, given: Any, policy: LanguagePolicy, chat: Chat, tokenizer: Any
+    config: LanguageConfig, given: Any, policy: LanguagePolicy, chat: Chat, tokenizer: Any, prompts: Prompts
 ) -> Teaches | None:
     """The teacher that settings and recipe ask for; `given`: a loaded model, or whoever teaches, in its place."""
     recipe = config.recipe
@@ -154,6 +161,7 @@ def make_teacher(
         return None
     if isinstance(given, Teaches):
         return given
+    expect_told(config, prompts)
     vocabulary = policy.scorer.head.weight.shape[0]
     if recipe.teacher_over == "top_k" and min(recipe.teacher_top_k, vocabulary) > MOST_CHOICES:
         raise ConfigError(
@@ -174,7 +182,32 @@ def make_teacher(
     model.requires_grad_(False).eval()
     mine = policy.scorer
     scorer = make_scorer(model, mine.temperature, "auto", mine.set_budget, mine.pad, mine.autocast)
+    scorer.vocabulary = vocabulary if scorer.head.weight.shape[0] > vocabulary else None
     return LanguageTeacher(ModelReader(scorer), chat, config)
+
+
+def shown_columns(config: LanguageConfig) -> set[str]:
+    """Columns of a row that the teacher is told; where it is shown a try that succeeded, that is the answer."""
+    named = named_in(config.teacher_template) - {"prompt"}
+    return {"prompt": set(), "answer": named, "success": named - {"answer"}}[config.recipe.teacher_sees]
+
+
+def expect_told(config: LanguageConfig, prompts: Prompts) -> None:
+    """Refuse a template for which rows have no column, and a row in which that is empty; a stream's as they come."""
+    names = shown_columns(config)
+    known = prompts.told
+    if unknown := sorted(names - {*known}):
+        raise ConfigError(
+            f"teacher_template: no column {unknown[0]}; found {', '.join(known) or 'none'} — name one of them"
+            + (" in answer_column" if unknown[0] == "answer" else ", or double the braces that are meant as text")
+        )
+    if (found := prompts.without(names)) is not None:
+        raise ConfigError(_untold(*found))
+
+
+def _untold(place: str, name: str) -> str:
+    remedy = "set answer_column" if name == "answer" else "fill it in, or leave the row out"
+    return f"{place} has no {name} that the teacher could be shown (teacher_template); {remedy}"
 
 
 def place_of(config: LanguageConfig) -> str:
@@ -247,12 +280,3 @@ def _expect_room(model: Any, policy: LanguagePolicy) -> None:
     mine, theirs = policy.scorer.head.weight.shape[0], model.get_output_embeddings().weight.shape[0]
     if theirs < mine:
         raise ConfigError(f"the teacher has {theirs:,} tokens in its head, the student {mine:,}; take one with as many")
-
-
-def _answer(prompt: Prompt) -> str:
-    found = prompt.columns.get("answer")
-    if found is None or found == "":
-        raise ConfigError(
-            f"row {prompt.row} has no answer that the teacher could be shown (teacher_sees=answer); set answer_column"
-        )
-    return str(found)

@@ -71,6 +71,8 @@ class Scorer:
         self.body, self.head = self.causal.base_model, self.causal.get_output_embeddings()
         self.after_head = _after_head(self.causal.config.get_text_config())
         self.device = next(model.parameters()).device
+        self.vocabulary: int | None = None
+        """Tokens, of the head's first, among which each is drawn; None: all. A head may be padded with more."""
         self.keep: str | None = None
         """What a layer keeps of a pass; None: as much as there is memory for. See `decoder_layout.KEEP`."""
         self.set_budget = budget
@@ -242,7 +244,8 @@ class Scorer:
 
     def of_hidden(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         """(M,) log-probs and entropies behind hidden states; the log-probs twice where no entropy is asked for."""
-        return (self._by_kernels if self.plan.fused_head else self._by_tiles)(hidden_MD, target_M, entropy)
+        fused = self.plan.fused_head and self.vocabulary is None
+        return (self._by_kernels if fused else self._by_tiles)(hidden_MD, target_M, entropy)
 
     def _by_kernels(self, hidden_MD: Tensor, target_M: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
         head, adapter = unwrapped(self.head)
@@ -312,6 +315,7 @@ class Scorer:
         return out if self.plan.whole_logits else self.after_head(self.head(out))
 
     def _scaled(self, logits_MV: Tensor) -> Tensor:
+        logits_MV = logits_MV[:, : self.vocabulary]
         logits_MV = logits_MV if logits_MV.dtype == torch.float64 else logits_MV.float()
         return logits_MV if self.temperature == 1.0 else logits_MV / self.temperature
 

@@ -147,6 +147,9 @@ def test_a_server_that_does_not_fit_is_refused_before_the_first_step(served):
         taught(served, temperature=0.7)
     with pytest.raises(RuntimeError, match=r"max allowed: 20; serve it with --max-logprobs of teacher_top_k at least"):
         taught(served, loss_type="gkd").step()
+    served.model = tiny_model(7, vocab_size=130)  # a head that is padded
+    with pytest.raises(RuntimeError, match=r"\(token 1\d\d among the likeliest, which the student does not have\)"):
+        taught(served, loss_type="gkd", teacher_top_k=9).step()
     served.spoil["/detokenize"] = lambda text: (200, b'{"prompt": "another"}')
     with pytest.raises(
         ConfigError, match=r"\(teacher\) has another vocabulary: it reads .*; serve a teacher of the same"

@@ -14,25 +14,26 @@ from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.looking import make_speaker
 from grpo.language.model.teacher import NoTeacher, expect_same_tokens
 from grpo.protocols import CollectRequest
+from tests.unit.language.functions import never
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
 ROWS = [{"prompt": f"{a}+{a}=", "answer": str(a + a)} for a in range(3, 9)]
 
 
-def make(folder=None, model=None, expert=None, rewards=None, environment=None, **settings):
+def make(folder=None, model=None, expert=None, rewards=None, environment=None, data=ROWS, **settings):
     given = {"group_size": 4, "groups_per_step": 2, "max_completion_length": 5, "preflight": False, "device": "cpu"}
     args = GRPOConfig(**given | {"output_dir": str(folder or "unused"), "learning_rate": 1e-3} | settings)
     return GRPOTrainer(
-        model=model or tiny_model(), reward_funcs=rewards, args=args, train_dataset=ROWS,
+        model=model or tiny_model(), reward_funcs=rewards, args=args, train_dataset=data,
         processing_class=tiny_tokenizer(), teacher_model=expert, environment=environment,
     )  # fmt: skip
 
 
 @torch.no_grad()
-def whole(model, sample, temperature=1.0):
+def whole(model, sample, temperature=1.0, vocabulary=None):
     """Log-probs of every token of the vocabulary at each place of a completion, by the module itself."""
     ids = torch.cat([torch.as_tensor(sample.prompt.ids), sample.ids])[None]
-    logits = model(ids).logits[0, len(sample.prompt.ids) - 1 : -1]
+    logits = model(ids).logits[0, len(sample.prompt.ids) - 1 : -1, :vocabulary]
     return (logits.float() / temperature).log_softmax(-1)
 
 
@@ -63,15 +64,22 @@ def test_a_teacher_alone_is_on_policy_distillation(tmp_path):
     {"loss_type": "gkd", "teacher_top_k": 9},
     {"loss_type": "gkd", "teacher_top_k": 500},
     {"loss_type": "opd", "teacher_in": "loss", "teacher_kl": "forward", "temperature": 0.7},
+    {"loss_type": "gkd", "teacher_top_k": 9, "padded": 130},
+    {"loss_type": "gkd", "teacher_top_k": 500, "padded": 130},
+    {"loss_type": "opd", "teacher_in": "loss", "padded": 130},
 ])  # fmt: skip
 def test_terms_are_those_of_whole_distributions(settings):
-    student, their = tiny_model(1), tiny_model(7)
+    """Of a teacher whose head is padded, over the student's vocabulary."""
+    settings = dict(settings)
+    size = {"vocab_size": settings.pop("padded")} if "padded" in settings else {}
+    student, their = tiny_model(1), tiny_model(7, **size)
+    tokens = student.config.vocab_size
     trainer = make(model=student, expert=their, **settings)
     rollouts = trainer.source.collect(request()).rollouts
     said = trainer.teacher.teach(rollouts)
     recipe, total, count = trainer.recipe, 0.0, 0
     for row, sample in enumerate(rollouts.inputs):
-        mine, theirs = (whole(model, sample, trainer.config.temperature) for model in (student, their))
+        mine, theirs = (whole(model, sample, trainer.config.temperature, tokens) for model in (student, their))
         if recipe.teacher_over == "sampled":
             token = sample.ids[:, None]
             each = teachers.sampled(mine.gather(-1, token).T, theirs.gather(-1, token).T, recipe.teacher_kl)[0]
@@ -116,7 +124,7 @@ def test_the_model_itself_with_the_answer_in_its_prompt():
 
 
 def test_a_success_of_the_group_is_shown_to_the_others():
-    trainer = make(loss_type="sdpo")
+    trainer = make(loss_type="sdpo", rewards=[never])
     rollouts = trainer.source.collect(request()).rollouts
     parts = torch.tensor([[0.0], [1.0], [0.0], [0.0], [0.0], [0.0], [0.0], [0.0]])
     rollouts = rollouts.but(reward_parts_NK=parts)
@@ -125,8 +133,26 @@ def test_a_success_of_the_group_is_shown_to_the_others():
     assert rollouts.inputs[1].text in prompts[0].messages[-1]["content"]
     said = trainer.teacher.teach(rollouts)
     assert said.logp_NT.isnan().all(1).tolist() == [False, True, False, False, True, True, True, True]
-    report = trainer.step()  # nobody succeeded: nothing to learn, and no harm done
+    report = trainer.step()  # nobody succeeds: nothing to learn, and no harm done
     assert report["grad_norm"] == 0 and report["loss"] == 0
+
+
+def test_any_column_can_be_told():
+    rows = [row | {"hint": f"{{prompt}} {row['answer']}"} for row in ROWS]
+    trainer = make(loss_type="opsd", teacher_template="{prompt} {{x}} {hint}", data=rows)
+    rollouts = trainer.source.collect(request()).rollouts
+    for sample, prompt in zip(rollouts.inputs, trainer.teacher._prompts(rollouts), strict=True):
+        asked = sample.prompt.messages[-1]["content"]
+        assert prompt.messages[-1]["content"] == f"{asked} {{x}} {{prompt}} {sample.prompt.columns['answer']}"
+
+
+def test_rows_are_looked_at_before_the_first_step():
+    with pytest.raises(ConfigError, match="teacher_template: no column hint; found answer — name one of them"):
+        make(loss_type="opsd", teacher_template="{prompt} {hint}")
+    with pytest.raises(ConfigError, match="no column answer; found none — name one of them in answer_column"):
+        make(loss_type="opsd", data=[{"prompt": "1+1="}])
+    with pytest.raises(ConfigError, match=r"row 1 has no answer that the teacher could be shown .*; set answer_column"):
+        make(loss_type="opsd", data=[ROWS[0], ROWS[1] | {"answer": None}, ROWS[2]])
 
 
 def test_the_answer_must_be_there():
@@ -149,7 +175,9 @@ def test_what_cannot_be(tmp_path):
         big = tiny_model(1, vocab_size=5000)
         make(model=big, expert=big, loss_type="gkd", teacher_top_k=100_000)
     with pytest.raises(ConfigError, match="teacher_sees=success shows tries of the whole group"):
-        make(loss_type="sdpo", select=2)
+        make(loss_type="sdpo", select=2, rewards=[never])
+    with pytest.raises(ConfigError, match=r'"sdpo" shows the teacher tries that succeeded .* no reward says which did'):
+        make(loss_type="sdpo")
     with pytest.raises(ConfigError, match=r"teacher=\./nowhere: there is no such folder"):
         make(loss_type="opd", teacher="./nowhere")
     (tmp_path / "run" / "model").mkdir(parents=True)
