@@ -4,12 +4,12 @@
     python bench/recipes.py --sums --model MODEL --seeds 0,1   # SmolLM2-135M-Instruct: a folder or a .gguf; a GPU
 
 The bandit (`grpo train bandit`) with its own settings and another recipe: the payoff that was missed, summed over 100
-steps, mean and standard error of the seeds. Rows that need a teacher or conversations have none. The sums (`grpo train
-smollm-arithmetic`) with 16 prompts a step in two minibatches and another recipe: wall time of the steps, looks at the
-300 held-out sums not counted, until so many are right, one run after the other (two processes, one a seed, may share
-the GPU: --results then names a file each). A run's first step, in which kernels
-are compiled and graphs captured, has its time beside and not in it. Writes bench/results/recipes.json after every run;
-docs/make_pages.py makes the tables of docs/recipes.md from it.
+steps, mean and standard error of the seeds. Rows that need a teacher, conversations or answers before the first step
+have none. The sums (`grpo train smollm-arithmetic`) with 16 prompts a step in two minibatches and another recipe:
+wall time of the steps, looks at the 300 held-out sums not counted, until so many are right, one run after the other
+(two processes, one a seed, may share the GPU: --results then names a file each). A run's first step, in which kernels
+are compiled and graphs captured, has its time beside and not in it. Writes bench/results/recipes.json after every
+run; docs/make_pages.py makes the tables of docs/recipes.md from it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def on_the_bandit(seeds: list[int]) -> dict[str, Any]:
     """Every row that can play it."""
     found: dict[str, Any] = {}
     for name, row in RECIPES.items():
-        if (row.teacher_coef and not row.outcome_coef) or row.turn_coef:
+        if (row.teacher_coef and not row.outcome_coef) or row.turn_coef or row.baseline == "optimal_value":
             continue
         runs = [regret(name, seed) for seed in seeds]
         error = statistics.stdev(runs) / len(runs) ** 0.5

@@ -67,6 +67,16 @@ CHOOSE: dict[str, tuple[str, str, str]] = {
         "one scoring pass more; language models",
     ),
     "remax": ("a greedy answer is the baseline", "few tries a prompt", "one answer more a prompt; language models"),
+    "rae": (
+        "the running mean of a role is the baseline",
+        "games and rows with roles whose rewards differ by role; one try a prompt",
+        "a baseline that lags behind",
+    ),
+    "a_star_po": (
+        "the best reachable value, from the start's answers, is the baseline",
+        "prompts that are known beforehand; few tries a prompt",
+        "8 answers to every prompt before the first step; a reference; language models",
+    ),
     "gigpo": ("turns that were told the same are compared, too", "conversations with tools or an environment", "–"),
     "opd": (
         "a teacher judges each sampled token",
@@ -130,6 +140,18 @@ choices is the whole distribution. A student that equals its teacher has loss 0 
 and gradients are those of TRL's, verl's and prime-rl's own functions (`tests/golden`). In Python every trainer takes
 `teacher=`, any policy that can `score`; models as teachers: [Language models](language.md#teachers).
 
+## Baselines that remember
+
+Most rows compare a try with its group. Two compare it with what was learned before, and keep that in checkpoints:
+
+- `rae` has a running mean of rewards for each role, b ← 0.95·b + 0.05·r (`baseline_decay`). `role_column` names the
+  column that says whose part a row has the model play (`white` or `black`, or the game and the side); without it all
+  rows are one role. Sources of other rooms give `role_N`. A group in which all tries are alike teaches, too.
+- `a_star_po` samples `value_samples` answers to every prompt before the first step and takes their soft maximum,
+  V* = β₁·log mean exp(r/β₁) with β₁ = `value_beta`, as what the best policy near the start would be given. A
+  prompt all of whose answers failed is compared within its group. Rows must be countable, and the answers are paid for
+  once: for 7,473 prompts as much sampling as 934 steps of 8 prompts × 8 tries.
+
 ## Which tries learn
 
 Beside every recipe: `--generate 64 --select 16` (`group_size=64, select=16`) samples 64 tries from each start and
@@ -147,10 +169,6 @@ Both papers take mean and deviation of the chosen tries; here they are of all th
 
 ## What is not a row, and why
 
-- `a_star_po` (A*-PO, arXiv:2505.20686, in TRL as A2PO): it needs answers of the starting model to every prompt before
-  the first step. Its second stage, on-policy, is `rloo` with `baseline=given`, that value in `baseline_NT`, `beta` > 0.
-- `rae` (SPIRAL, arXiv:2506.24119, in prime-rl): a running mean for each player of a game, and no room has two players.
-  Where all tries of a group play one side, their mean is that baseline (`dr_grpo`).
 - `sgrpo`, pass@k of sets: none of the systems whose numbers are in `tests/golden` has it. `pass_at_k` rewards the best
   try's lead, `discover` pulls towards the best.
 """
@@ -182,7 +200,7 @@ def bandit() -> str:
         "payoff missed, mean ± standard error; less is better; `python bench/recipes.py`): "
         f"{'; '.join(told)}. A batch is learned from once, so that rows which differ in ratio, clip or reduction "
         "are the same here; those without a deviation take smaller steps at the same learning rate, which was chosen "
-        "for `grpo`. Rows that a teacher alone teaches and `gigpo` need what a bandit does not have."
+        "for `grpo`. Rows that a teacher alone teaches, `gigpo` and `a_star_po` need what a bandit does not have."
     )
 
 
@@ -265,21 +283,21 @@ def smollm() -> str:
     found = known.get("seeds")
     if not found:
         return ""
+    names = {"teacher": "the teacher itself", "opd": "`opd`", "opsd": "`opsd`"}
+    names["opsd, held"] = "`opsd` with `teacher` = the start"
+    names = {way: name for way, name in names.items() if any(way in row for row in found.values())}
+    held = ", or from the untouched one, held as it was" if "opsd, held" in names else ""
     lines = [
         "**A real model and its teacher**: SmolLM2-135M-Instruct, 300 held-out sums, greedy, before and after "
         f"{known['steps']} steps; the gain paired by sum with a 95 % interval. The teacher is the same model after "
         "`grpo train smollm-arithmetic`; `opd` learns from its word alone, `opsd` from the model as it is in that "
-        f"step, shown the answer (`{known['template']}`), or from the untouched one, held as it was "
+        f"step, shown the answer (`{known['template']}`){held} "
         f"(one {known['machine'].get('gpu', 'CPU')}; `python bench/smollm.py`):",
         "",
         "| | " + " | ".join(f"seed {seed}" for seed in found) + " |",
         "|---|" + "---|" * len(found),
     ]
-    names = {"teacher": "the teacher itself", "opd": "`opd`", "opsd": "`opsd`"}
-    names["opsd, held"] = "`opsd` with `teacher` = the start"
     for way, name in names.items():
-        if not any(way in row for row in found.values()):
-            continue
         lines.append(f"| {name} | {' | '.join(_gain(row.get(way)) for row in found.values())} |")
     lines += [
         "",

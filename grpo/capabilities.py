@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from grpo.core.arrays import Array
-from grpo.protocols import CollectRequest, Evaluated, Part, Phase, Player, PreflightFinding, Ranks
+from grpo.protocols import Average, CollectRequest, Evaluated, Part, Phase, Player, PreflightFinding, Ranks
 from grpo.rollouts import Rollouts, Taught
 
 # --- of a source: what a person sees of it ----------------------------------------------------------------------------
@@ -362,6 +362,19 @@ class Teaches(Protocol):
     """
 
     def teach(self, rows: Rollouts) -> Taught: ...
+
+
+@runtime_checkable
+class KeepsUp(Protocol):
+    """A teacher that changes with who is taught: what it keeps of the policy follows it after every step.
+
+    >>> class Behind:
+    ...     average = None  # a grpo.protocols.Average
+    >>> isinstance(Behind(), KeepsUp)
+    True
+    """
+
+    average: Average
 
 
 @runtime_checkable

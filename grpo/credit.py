@@ -8,7 +8,7 @@ from grpo.core.arrays import Array, astype, clip, masked, namespace, row_count, 
 from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts
 
-_FROM_ROOM = ("given", "greedy")  # baselines that come with the rollouts
+_FROM_ROOM = ("given", "greedy", "role_mean", "optimal_value")  # baselines that come with the rollouts
 
 
 def advantages(rollouts: Rollouts, recipe: Recipe, ref_logp_NT: Array | None = None) -> Array:
@@ -42,6 +42,15 @@ def _expect_meaning(rollouts: Rollouts, recipe: Recipe) -> None:
         (
             recipe.baseline == "greedy" and rollouts.baseline_NT is None,
             "baseline=greedy needs a greedy try of every start, which the language room makes (baseline_NT)",
+        ),
+        (
+            recipe.baseline == "role_mean" and rollouts.baseline_NT is None,
+            "baseline=role_mean needs the means of earlier tries, which a trainer keeps (baseline_NT)",
+        ),
+        (
+            recipe.baseline == "optimal_value" and rollouts.baseline_NT is None,
+            "baseline=optimal_value needs answers of the starting model to every start, which the language room has "
+            "(baseline_NT)",
         ),
         (
             recipe.baseline == "optimal_token" and rollouts.energy_NT is None,

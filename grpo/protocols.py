@@ -259,6 +259,26 @@ class SequencePolicy(Protocol):
 
 
 @runtime_checkable
+class Average(Protocol):
+    """Weights that follow a policy's, a part of the way after every step; a checkpoint keeps them.
+
+    >>> class Half:
+    ...     def __init__(self, policy):
+    ...         self._weights = {name: p.detach().clone() for name, p in policy.items()}
+    ...     def keep_up(self, policy):
+    ...         for name, own in self._weights.items():
+    ...             own.lerp_(policy[name].detach(), 0.5)
+    ...     def parameters(self):
+    ...         return self._weights
+    >>> issubclass(Half, Average)
+    True
+    """
+
+    def keep_up(self, policy: Mapping[str, Any]) -> None: ...
+    def parameters(self) -> Mapping[str, Any]: ...
+
+
+@runtime_checkable
 class Reference(Protocol):
     """The policy the KL is measured to: it does not learn, and follows the policy only when it is told to.
 

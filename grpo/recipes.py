@@ -39,6 +39,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "entropic",
         "optimal_token",
         "greedy",
+        "role_mean",
+        "optimal_value",
         "given",
         "none",
     ),
@@ -82,6 +84,10 @@ class Recipe:
     """Weight of a second comparison beside that of trajectories: turns that answered the same; 0: none."""
     baseline: str = "group_mean"
     """What a try is compared with."""
+    baseline_decay: float = 0.95
+    """Of role_mean: how much of the mean stays at each reward."""
+    value_beta: float = 0.5
+    """Of optimal_value: what the best policy pays for a nat away from the start; towards 0 the best of its tries."""
     scale: str = "group_std"
     """What the difference is measured in."""
     scale_ddof: float = 1.0
@@ -375,7 +381,12 @@ def _baseline_conflicts(r: Recipe) -> list[tuple[bool, str]]:
         (r.baseline == "entropic" and r.scale != "none", "baseline=entropic is weighted already; set scale=none"),
         (energetic and r.credit != "reward_to_go", "baseline=optimal_token is of each decision: credit=reward_to_go"),
         (energetic and r.scale != "none", "baseline=optimal_token is compared already; set scale=none"),
-        (r.credit == "per_reward" and r.baseline == "greedy", "baseline=greedy needs another credit"),
+        (
+            r.credit == "per_reward" and r.baseline in ("greedy", "role_mean", "optimal_value"),
+            f"baseline={r.baseline} needs another credit",
+        ),
+        (not 0 <= r.baseline_decay < 1, "baseline_decay is in [0, 1)"),
+        (r.value_beta <= 0, "value_beta must be positive"),
         (r.turn_coef < 0, "turn_coef must not be negative"),
         (bool(r.turn_coef) and r.credit != "trajectory", "turn_coef stands beside credit=trajectory"),
         (
@@ -432,6 +443,8 @@ _TEACHER = "it needs teacher_coef > 0"
 _GAINS = "it needs teacher_coef > 0 and teacher_in=advantage"
 _NEEDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "gamma": (lambda r: r.credit == "reward_to_go" or r.turn_coef > 0, "it needs credit=reward_to_go or turn_coef"),
+    "baseline_decay": (lambda r: r.baseline == "role_mean", "it needs baseline=role_mean"),
+    "value_beta": (lambda r: r.baseline == "optimal_value", "it needs baseline=optimal_value"),
     "scale_ddof": (lambda r: r.scale in ("group_std", "batch_std"), "it needs scale=group_std or batch_std"),
     "scale_eps": (lambda r: r.scale in ("group_std", "batch_std", "group_mean"), "it needs a scale to divide by"),
     "whiten_ddof": (lambda r: r.whiten != "none", "it needs whiten=rows or decisions"),
@@ -714,6 +727,29 @@ _ROWS = (
         reduction="token_mean",
     ),
     Recipe(
+        "rae",
+        "SPIRAL, arXiv:2506.24119",
+        "prime-rl: against the running mean of the own role (role_column), 0 at first, as it was before the try; kept "
+        "in checkpoints, which prime-rl's is not. Without roles it is REINFORCE with a running mean.",
+        baseline="role_mean",
+        scale="none",
+        reduction="token_mean",
+    ),
+    Recipe(
+        "a_star_po",
+        "A*-PO, arXiv:2505.20686",
+        "TRL's A2POTrainer: (β·log π/π_start − (r − V*))², V* = value_beta·log mean exp(r/value_beta) of value_samples "
+        "answers to every prompt before the first step; its gradient / 2β, by KL in the reward and dro's leash: beta "
+        "and dro_beta are the paper's β₂. TRL leaves out prompts without any success, here they stay.",
+        baseline="optimal_value",
+        scale="none",
+        ratio="trajectory",
+        surrogate=Dro(beta=1e-3),
+        beta=1e-3,
+        kl_in="reward",
+        kl_estimator="k1",
+    ),
+    Recipe(
         "gigpo",
         "GiGPO, arXiv:2505.10978",
         "ROLL: a conversation against its group, and each turn against those of the group that were told the same, by "
@@ -774,7 +810,7 @@ _ROWS = (
         "sdpo",
         "Self-Distilled Policy Optimization, arXiv:2601.20802",
         "TRL's SDPOTrainer: sampled tokens, KL(π‖τ) weighted by π/π_old up to 2; the teacher is the policy itself with "
-        "a try of the group that succeeded in its prompt. TRL's has an average of past weights, ours the current ones.",
+        "a try of the group that succeeded in its prompt; teacher_decay=0.95 has an average of past weights, as TRL's.",
         surrogate=Unclipped(),
         scale="none",
         teacher_coef=1.0,

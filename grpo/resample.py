@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from grpo.core.advantages import group_mean
+from grpo.core.gates import has_signal
+from grpo.credit import reward_size, trajectory_reward
 from grpo.protocols import Collected, CollectRequest
+from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts, row_index
 
 
@@ -60,3 +64,20 @@ def members_of(rollouts: Rollouts) -> list[list[int]]:
 def _renumbered(rollouts: Rollouts, slots: Sequence[int]) -> Rollouts:
     """The same rows with group g called slots[g]: a start that is sampled again keeps its place."""
     return rollouts.but(group_N=row_index(slots, rollouts.group_N)[rollouts.group_N])
+
+
+def within_bounds(rollouts: Rollouts, recipe: Recipe, low: float | None, high: float | None) -> set[int]:
+    """Groups whose mean reward is within the bounds; one in which every try failed has none."""
+    reward_N, weight_N = trajectory_reward(rollouts, recipe)
+    mean_N = group_mean(reward_N, rollouts.group_N, weight_N)
+    kept_N = weight_N > 0
+    kept_N = kept_N if low is None else kept_N & (mean_N >= low)
+    kept_N = kept_N if high is None else kept_N & (mean_N <= high)
+    return set(rollouts.group_N[kept_N].tolist())
+
+
+def with_signal(rollouts: Rollouts, recipe: Recipe) -> set[int]:
+    """Groups whose rewards differ."""
+    reward_N, weight_N = trajectory_reward(rollouts, recipe)
+    signal_N = has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, recipe))
+    return set(rollouts.group_N[signal_N].tolist())

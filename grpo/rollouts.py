@@ -107,7 +107,8 @@ class Rollouts:
     weight_NT: Array | None = None
     """Float weight of a decision's loss (continuation probability)."""
     baseline_NT: Array | None = None
-    """The room's own estimate, for baseline=given; the reward of a greedy try, for baseline=greedy."""
+    """What a try is compared with where that does not follow from its group: the room's own estimate (baseline=given),
+    the reward of a greedy try (greedy), its role's mean (role_mean), the best policy's value (optimal_value)."""
     energy_NT: Array | None = None
     """‖∇ log π‖² of each decision on its logits, for baseline=optimal_token."""
     status_N: Array | None = None
@@ -118,6 +119,8 @@ class Rollouts:
     """Choices of each decision whose log-probs a policy is to give, too."""
     reward_names: Sequence[str] | None = None
     """Of the K parts. A source that names them reports on them itself; others are told by number, `rewards/0/mean`."""
+    role_N: Array | None = None
+    """Whose part the policy played in each row, where it plays several: equal integers, the same in every step."""
 
     def __post_init__(self) -> None:
         expect_ndim(2, mask_NT=self.mask_NT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -16,12 +17,9 @@ import torch
 from torch import Tensor
 
 from grpo import together
-from grpo.capabilities import KnowsRanks, MakesRoom, ScoresRows
+from grpo.capabilities import KeepsUp, KnowsRanks, MakesRoom, ScoresRows
 from grpo.config import GRPOConfig
-from grpo.core.advantages import group_mean
 from grpo.core.arrays import masked
-from grpo.core.gates import has_signal
-from grpo.credit import reward_size, trajectory_reward
 from grpo.errors import warn
 from grpo.experience import Experience, with_gates
 from grpo.keeping import copies, copy_into, expect_same_kind, flattened, of_policy, unflattened
@@ -45,7 +43,8 @@ from grpo.protocols import (
 )
 from grpo.reference import FrozenReference
 from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
-from grpo.resample import members_of, resample
+from grpo.resample import members_of, resample, with_signal, within_bounds
+from grpo.roles import RoleMeans
 from grpo.rollouts import Rollouts, Scores
 from grpo.seeding import update_generator
 from grpo.shards import Again
@@ -118,6 +117,7 @@ class Trainer:
         self.pace = Pace(self.ranks, self.source, self.config.groups_per_step, self.config.staleness)
         self.reference = self._make_reference(policy, reference_policy)
         self.teacher = make_teacher(teacher, self.recipe, self.config.device)
+        self.roles = RoleMeans(self.recipe) if self.recipe.baseline == "role_mean" else None
         self.optimizer = self._make_optimizer() if optimizer is None else of_policy(optimizer, self.policy)
         self.shards = together.shards(self.ranks, self.config.shard, self.policy.parameters())
         referred = [] if self.reference is None else [self.reference.parameters()]
@@ -153,7 +153,7 @@ class Trainer:
                 if updates.exceed_kl(self.config.target_kl):
                     break
         self.steps_done += 1
-        self._sync_reference()
+        self._others_follow()
         metrics |= updates.metrics() | dict(self.source.metrics())
         report = StepReport(self.steps_done, metrics, updates.last_gates(experience), updates.last_scores(experience))
         for hook in self.hooks:
@@ -172,10 +172,12 @@ class Trainer:
         if self.config.no_signal == "resample":
             # Where nothing had a signal the last tries stay, are counted, and teach nothing.
             most = self.config.max_attempts
-            found = resample(collected, request, self._with_signal, self._tries, most)
+            found = resample(collected, request, lambda tries: with_signal(tries, self.recipe), self._tries, most)
             rollouts, metrics["attempts"] = found.rollouts, float(found.attempts)
         if self.config.select is not None:
             rollouts = marked(rollouts, self.config, self.steps_done)
+        if self.roles is not None:
+            rollouts = self.roles.applied(rollouts)
         if self.config.old_logp == "recomputed" or self.config.staleness:
             with torch.no_grad():
                 now_NT = self._scored(rollouts, lambda rows: self.policy.score(rows).logp_NT)
@@ -213,27 +215,13 @@ class Trainer:
         """Groups whose mean reward is within bounds, where that was asked for, and how many were not."""
         if not self.config.filter_rewards:
             return collected.rollouts, {}
-        found = resample(collected, request, self._within_bounds, self._tries, self.config.max_attempts)
+        low, high = self.config.rewards_lower_bound, self.config.rewards_upper_bound
+        worth = partial(within_bounds, recipe=self.recipe, low=low, high=high)
+        found = resample(collected, request, worth, self._tries, self.config.max_attempts)
         kept = found.rollouts
         if found.none_kept:  # the last tries stay, with nothing to learn from
             kept = kept.but(mask_NT=torch.zeros_like(kept.mask_NT))
         return kept, {"attempts": float(found.attempts), "filtered": float(found.missing)}
-
-    def _within_bounds(self, rollouts: Rollouts) -> set[int]:
-        """Groups whose mean reward is within the bounds; one in which every try failed has none."""
-        reward_N, weight_N = trajectory_reward(rollouts, self.recipe)
-        mean_N = group_mean(reward_N, rollouts.group_N, weight_N)
-        low, high = self.config.rewards_lower_bound, self.config.rewards_upper_bound
-        kept_N = weight_N > 0
-        kept_N = kept_N if low is None else kept_N & (mean_N >= low)
-        kept_N = kept_N if high is None else kept_N & (mean_N <= high)
-        return set(rollouts.group_N[kept_N].tolist())
-
-    def _with_signal(self, rollouts: Rollouts) -> set[int]:
-        """Groups whose rewards differ."""
-        reward_N, weight_N = trajectory_reward(rollouts, self.recipe)
-        signal_N = has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, self.recipe))
-        return set(rollouts.group_N[signal_N].tolist())
 
     @property
     def _detached(self) -> bool:
@@ -391,7 +379,10 @@ class Trainer:
         scores_rows = isinstance(reference_policy, ScoresRows)
         return reference_policy if scores_rows else FrozenReference(ModelPolicy(reference_policy, self.config.device))
 
-    def _sync_reference(self) -> None:
+    def _others_follow(self) -> None:
+        """Reference and teacher, where they do."""
+        if isinstance(self.teacher, KeepsUp):
+            self.teacher.average.keep_up(self.policy.parameters())
         every = self.config.ref_sync_steps
         if self.reference is not None and every is not None and self.steps_done % every == 0:
             self.reference.sync(self.policy.parameters(), self.config.ref_mixup_alpha)
@@ -410,6 +401,8 @@ class Trainer:
         arrays = as_part("policy", copies(self.shards.whole(self.policy.parameters())))
         if self.reference is not None:
             arrays |= as_part("reference", copies(self.reference.parameters()))
+        if isinstance(self.teacher, KeepsUp):
+            arrays |= as_part("teacher", copies(self.teacher.average.parameters()))
         values: dict[str, Any] = {
             "steps_done": self.steps_done,
             "nonfinite_in_a_row": self._nonfinite_in_a_row,
@@ -421,6 +414,7 @@ class Trainer:
             arrays |= as_part("optimizer", tensors)
         source, ahead = self.source.state(), self.pace.state()
         arrays |= as_part("source", copies(source.arrays)) | as_part("pace", ahead.arrays)
+        values |= {} if self.roles is None else self.roles.state().values
         return State(values | {"source": dict(source.values), **ahead.values}, arrays)
 
     @torch.no_grad()
@@ -430,6 +424,10 @@ class Trainer:
         self.shards.put(self.policy.parameters(), part(state.arrays, "policy"), "policy")
         if self.reference is not None:
             copy_into(self.reference.parameters(), part(state.arrays, "reference"), "reference")
+        if isinstance(self.teacher, KeepsUp):
+            copy_into(self.teacher.average.parameters(), part(state.arrays, "teacher"), "teacher")
+        if self.roles is not None:
+            self.roles.load_state(state)
         if self.optimizer is not None:
             saved_state = unflattened(state.values["optimizer"], part(state.arrays, "optimizer"))
             self.shards.load_state_dict(self.optimizer, saved_state)

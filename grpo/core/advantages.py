@@ -12,7 +12,7 @@ first (`settle_ties`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from grpo.core.arrays import (
     Array,
@@ -195,6 +195,39 @@ def optimal_token_baseline(return_NT: Array, energy_NT: Array, mask_NT: Array, g
     rough_NT = over(return_NT) / _at_least_one(count_NT)
     baseline_NT = rough_NT + over((return_NT - rough_NT) * spent_NT) / _at_least_one(over(spent_NT))
     return masked(baseline_NT, mask_NT & (count_NT > 1.5))
+
+
+def role_means(
+    rewards: Sequence[float], roles: Sequence[int], counted: Sequence[bool], begin: Mapping[int, float], decay: float
+) -> tuple[list[float], dict[int, float]]:
+    """b_i = running mean of what the role of i was given before i: b ← decay·b + (1 − decay)·r after each, 0 at first.
+
+    Role-conditioned advantage estimation: SPIRAL, arXiv:2506.24119, in the order of prime-rl's rae: a try is compared
+    before its own reward moves the mean. Gives each try's mean, and the means behind the last one.
+    """
+    mean_by_role = dict(begin)
+    found = []
+    for reward, role, counts in zip(rewards, roles, counted, strict=True):
+        mean = mean_by_role.get(role, 0.0)
+        found.append(mean)
+        if counts:
+            mean_by_role[role] = decay * mean + (1.0 - decay) * reward
+    return found, mean_by_role
+
+
+def soft_maximum(value_M: Array, group_M: Array, temperature: float, weight_M: Array | None = None) -> Array:
+    """b_i = β·log mean exp(r/β) over the group of i: from its mean (large β) to its maximum (small β).
+
+    Of tries of the reference this is the value of the best policy that pays β a nat to leave it: A*-PO,
+    arXiv:2505.20686 (eq. 3).
+    """
+    value_M, index_M, weight_M = entries(value_M, group_M, weight_M)
+    xp = namespace(value_M)
+    top_M = _largest(value_M, index_M, weight_M)
+    e_M = weight_M * xp.exp((value_M - top_M) / temperature * astype(weight_M > 0, value_M))
+    count_M = _at_least_one(segment_sum(weight_M, index_M)[index_M])
+    sum_M = segment_sum(e_M, index_M)[index_M]
+    return top_M + temperature * xp.log(_at_least_one(sum_M) / count_M)
 
 
 def decision_energy(logp_NT: Array, sum_sq_NT: Array) -> Array:

@@ -15,6 +15,7 @@ from grpo.capabilities import Teaches
 from grpo.config import ConfigError
 from grpo.errors import warn
 from grpo.language.checks import ONLY_WHOLE
+from grpo.language.comparing import expect_comparable
 from grpo.language.compat.environments import EnvironmentConversation, rows_for
 from grpo.language.compat.rollouts import RolloutFunction
 from grpo.language.config import LanguageConfig
@@ -205,6 +206,7 @@ def expect_plain(config: LanguageConfig, given: Given) -> None:
         "a KL to a reference (beta)": bool(config.recipe.beta) and config.recipe.kl_to != "old",
         "staleness": bool(config.staleness),
         "a teacher": config.teacher is not None or given.teacher_model is not None,
+        "teacher_decay": bool(config.teacher_decay),
         "an optimizer of your own": given.optimizers[0] is not None,
     }
     for name in (name for name, given_too in wrong.items() if given_too):
@@ -314,6 +316,7 @@ def data_of(
     if isinstance(train, str) and not train:
         raise ConfigError("there are no prompts: give train_dataset, or set dataset to a file, hub id or built-in task")
     prompts = prompts_of(config, chat, train, config.dataset_split, context)
+    expect_comparable(config, prompts)
     held_out = config.eval_dataset if held_out is None else held_out
     split = config.eval_split or ("test" if held_out is None else "train")
     if held_out is None and config.eval_split and not config.dataset:

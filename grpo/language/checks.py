@@ -26,9 +26,25 @@ SWITCHES = {
 
 
 def unswitched(config: LanguageConfig, given: Collection[str]) -> dict[str, str]:
-    """Those of the given settings whose switch is off, each with what it needs."""
+    """Those of the given settings that mean nothing without another one, each with what it needs."""
     off = {switch: names for switch, names in SWITCHES.items() if not getattr(config, switch)}
-    return {name: f"it needs {switch}" for switch, names in off.items() for name in names if name in given}
+    recipe, needs = config.recipe, dict[str, str]()
+    if config.teacher is not None and not recipe.teacher_coef:
+        needs["teacher"] = f"recipe {config.loss_type} has no teacher; set teacher_coef, or use recipe opd"
+    if recipe.teacher_sees == "prompt":
+        needs["teacher_template"] = "it needs teacher_sees=answer or success"
+    if not str(config.teacher).startswith("http"):
+        needs["teacher_timeout"] = "it needs a teacher on a server, teacher=http://host:port"
+    if recipe.teacher_sees != "success":
+        needs["teacher_success"] = "it needs teacher_sees=success"
+    if config.teacher is not None or recipe.teacher_sees == "prompt":
+        needs["teacher_decay"] = "it needs a model that teaches itself (opsd, sdpo), without teacher"
+    if recipe.baseline != "role_mean":
+        needs["role_column"] = "it needs baseline=role_mean (recipe rae)"
+    if recipe.baseline != "optimal_value":
+        needs["value_samples"] = "it needs baseline=optimal_value (recipe a_star_po)"
+    needs |= {name: f"it needs {switch}" for switch, names in off.items() for name in names}
+    return {name: need for name, need in needs.items() if name in given}
 
 
 def notices(config: LanguageConfig) -> list[str]:
@@ -56,6 +72,8 @@ def check(config: LanguageConfig) -> None:
         raise ConfigError("ref_mixup_alpha below 1 is rounded away where weights=bfloat16; leave it out")
     if config.weights == "bfloat16" and config.dtype not in ("auto", "bfloat16"):
         raise ConfigError(f"weights=bfloat16 are computed with in bfloat16; dtype={config.dtype} cannot go with them")
+    if config.weights == "bfloat16" and 0 < config.teacher_decay < 1:
+        raise ConfigError("teacher_decay between 0 and 1 is rounded away where weights=bfloat16; use 0 or 1")
     if config.lora_rank and config.adapter:
         raise ConfigError("adapter goes on with a trained adapter, lora_rank makes a new one; give one of them")
     shown = named_in(config.teacher_template) - {"prompt"}

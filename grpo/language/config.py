@@ -32,7 +32,8 @@ BLOCKS: Blocks = {
     "data": (
         "dataset", "dataset_config", "dataset_split", "eval_dataset", "eval_split", "prompt_column", "answer_column",
         "answer_after", "system_prompt", "prompt_template", "skip_apply_chat_template", "chat_template_kwargs",
-        "shuffle", "max_prompt_length", "overlong_prompts", "dataset_num_proc", "image_column", "max_pixels",
+        "shuffle", "max_prompt_length", "overlong_prompts", "dataset_num_proc", "role_column", "image_column",
+        "max_pixels",
     ),
     "rewards": (
         "rewards", "reward_timeout", "reward_workers", "overlap_rewards", "correctness_reward", "xml_reward",
@@ -40,10 +41,10 @@ BLOCKS: Blocks = {
     ),
     "sampling": (
         "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop", "max_completion_length", "engine",
-        "engine_kwargs", "servers", "rows_per_generation", "speculate",
+        "engine_kwargs", "servers", "rows_per_generation", "value_samples", "speculate",
     ),
     "turns": ("tools", "environment", "max_turns", "turn_timeout", "workers"),
-    "teacher": ("teacher", "teacher_template", "teacher_success", "teacher_timeout"),
+    "teacher": ("teacher", "teacher_template", "teacher_decay", "teacher_success", "teacher_timeout"),
     "update": (
         "tokens_per_microbatch", "memory", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1",
         "adam_beta2", "adam_epsilon", "use_adaptive_entropy", "entropy_target", "entropy_coef_min", "entropy_coef_max",
@@ -160,6 +161,8 @@ class LanguageConfig(GRPOConfig):
     dataset_num_proc: int | None = Field(default=None, ge=1)
     """Processes that tokenise the data set beforehand; None: this one."""
 
+    role_column: str | None = None
+    """Column that says whose part a row has the model play, for baseline=role_mean (rae); None: all have one."""
     image_column: str | None = None
     """Column with a row's image or images, for an image-text model; None: images, else image."""
     max_pixels: int | None = Field(default=1 << 20, ge=1)
@@ -206,6 +209,8 @@ class LanguageConfig(GRPOConfig):
     rows_per_generation: int | None = Field(default=None, ge=1)
     """Most completions that are sampled at a time; None: all of the step."""
 
+    value_samples: int = Field(default=8, ge=1)
+    """Answers to every prompt before the first step, for baseline=optimal_value (a_star_po)."""
     speculate: int = Field(default=0, ge=0)
     """Visits of a prompt after its first that draw with the same random numbers, so that its last completions, checked
     in one pass, save most of the steps; 0: fresh numbers every time."""
@@ -232,6 +237,9 @@ class LanguageConfig(GRPOConfig):
     )
     """What a teacher that sees more reads in place of the user's last message; {prompt}, {answer} and any other column
     of the row are filled in."""
+    teacher_decay: float = Field(default=0.0, ge=0, le=1)
+    """Of a model that teaches itself: an average of its weights teaches, so much of which stays at each step; 0: as it
+    is in that step, 1: as it began."""
     teacher_success: float = 1.0
     """Reward from which on a try succeeded, for teacher_sees=success."""
     teacher_timeout: float = Field(default=240.0, gt=0)
@@ -426,15 +434,6 @@ class LanguageConfig(GRPOConfig):
         fields = type(self).model_fields
         given = {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
         idle |= unswitched(self, given)
-        recipe = self.recipe
-        if self.teacher is not None and not recipe.teacher_coef:
-            idle["teacher"] = f"recipe {self.loss_type} has no teacher; set teacher_coef, or use recipe opd"
-        if "teacher_template" in given and recipe.teacher_sees == "prompt":
-            idle["teacher_template"] = "it needs teacher_sees=answer or success"
-        if "teacher_timeout" in given and not str(self.teacher).startswith("http"):
-            idle["teacher_timeout"] = "it needs a teacher on a server, teacher=http://host:port"
-        if "teacher_success" in given and recipe.teacher_sees != "success":
-            idle["teacher_success"] = "it needs teacher_sees=success"
         if "hub_model_id" in given and not self.push_to_hub:
             idle["hub_model_id"] = "it needs push_to_hub"
         if "chat_template_kwargs" in given and self.skip_apply_chat_template:

@@ -85,6 +85,8 @@ class LanguageSource:
             if not isinstance(engine, InlineEngine):
                 raise ConfigError(f"speculate needs our own loop to sample; with engine={engine.name} leave it out")
             self.speculation = Speculation(config.speculate, config.seed, prompts, config.groups_per_step)
+        self.value_R: Tensor | None = None
+        """Of each row of the data, where the recipe compares with it: see `comparing.learn_values`."""
         self.adapts: Remembers | None = None
         """Moves the entropy bonus between steps, where that was asked for."""
         self._version: int | None = None
@@ -406,7 +408,8 @@ class LanguageSource:
             place = self._steps[min(self._steps)][0] if self._steps else self.prompts.state()
         values = {"num_tokens": self.num_tokens, "data": self.prompts.fingerprint, **place}
         values |= {} if self.adapts is None else {"entropy": self.adapts.state()}
-        return State(values, {} if self.speculation is None else self.speculation.state())
+        arrays = {} if self.value_R is None else {"value_R": self.value_R}
+        return State(values, arrays if self.speculation is None else arrays | self.speculation.state())
 
     def load_state(self, state: State) -> None:
         """Go on from there, with the same data."""
@@ -420,6 +423,7 @@ class LanguageSource:
             held_out.take_whole()
         if self.speculation is not None:
             self.speculation.load_state(state.arrays)
+        self.value_R = state.arrays.get("value_R")
         self.num_tokens = int(state.values["num_tokens"])
         if self.adapts is not None and "entropy" in state.values:
             self.adapts.load_state(state.values["entropy"])

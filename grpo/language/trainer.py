@@ -22,6 +22,7 @@ from grpo.errors import warn
 from grpo.language import preflight
 from grpo.language.build import Given, Parts, build, name_of, prompts_of
 from grpo.language.checks import notices
+from grpo.language.comparing import learn_values
 from grpo.language.compat import tables
 from grpo.language.compat.callbacks import Callbacks
 from grpo.language.compat.easydel import vInference
@@ -32,6 +33,7 @@ from grpo.language.config import LanguageConfig
 from grpo.language.data.prompts import Prompts
 from grpo.language.evaluate import EVALUATION, Evaluation, of_several
 from grpo.language.model import output
+from grpo.language.model.teacher import AveragedTeacher
 from grpo.language.model.warmup import warm_start
 from grpo.language.rates import rate_of
 from grpo.language.samples import Message
@@ -98,9 +100,13 @@ class Around:
             same_weights(trainer.ranks, [trainer.policy.parameters()])  # on a GPU additions have no fixed order
             if trainer.reference is not None:
                 trainer.reference.sync(trainer.policy.parameters(), 1.0)
+            if isinstance(trainer.teacher, AveragedTeacher):
+                trainer.teacher.average.begin(trainer.policy.parameters())
             found |= {f"warm_start/{name}": value for name, value in source.evaluate(0).items()}
         if config.preflight and not self._looked:
             self._refuse_waste(self._everybodys(trainer.ranks))
+        if config.recipe.baseline == "optimal_value":
+            learn_values(source)
         return found
 
     def _everybodys(self, ranks: Ranks) -> list[preflight.Finding]:

@@ -27,6 +27,8 @@ _BASELINE = {
     "entropic": "exp(β·reward) / mean of the others' − 1",
     "optimal_token": "reward to go − energy-weighted mean at the same decision",
     "greedy": "reward to go − reward of the likeliest answer",
+    "role_mean": "reward − running mean of its role",
+    "optimal_value": "reward − value of the best policy near the start",
     "given": "reward to go − baseline of the room",
     "none": "reward",
 }

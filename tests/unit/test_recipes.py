@@ -39,7 +39,8 @@ REQUIRED = [
 ]
 PAYOFF = torch.tensor([0.1, 0.2, 0.0, 0.9, 0.3], dtype=torch.float64)
 GROUPLESS = ("reinforce++",)
-ALONE = [name for name, row in RECIPES.items() if row.whiten == "none" and row.baseline != "greedy"]
+OUTSIDE = ("greedy", "role_mean", "optimal_value")
+ALONE = [name for name, row in RECIPES.items() if row.whiten == "none" and row.baseline not in OUTSIDE]
 """Rows in which a group says nothing but what its members differ in."""
 
 
@@ -51,7 +52,7 @@ def tries(actions, logp, rewards, groups, turns=False):
         mask_NT=torch.ones(rows, 1, dtype=torch.bool),
         old_logp_NT=logp.reshape(rows, 1),
         reward_parts_NK=rewards.reshape(rows, 1),
-        baseline_NT=torch.full((rows, 1), 0.5, dtype=rewards.dtype),  # what a greedy try was given
+        baseline_NT=torch.full((rows, 1), 0.5, dtype=rewards.dtype),  # what a greedy try was given, say
         energy_NT=torch.ones(rows, 1, dtype=rewards.dtype),
         group_NT=torch.as_tensor(groups).reshape(rows, 1) if turns else None,
     )
@@ -184,6 +185,20 @@ def test_a_surrogate_of_ones_own_is_known_as_soon_as_it_is_defined():
         del surrogates.SURROGATES["doubled"]
     with pytest.raises(ValueError, match="surrogate='clip' is no surrogate; give a record"):
         Recipe("mine", surrogate="clip")
+
+
+def test_a_star_po_is_a_regression_on_the_best_policys_advantage():
+    """The gradient of (β·log π/π_start − (r − V*))² / 2β, also behind the sampler."""
+    drawn, beta = torch.Generator().manual_seed(1), 0.1
+    logp, old, start = -torch.rand(3, 4, 3, generator=drawn, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]]) > 0
+    reward, value = torch.tensor([1.0, 0.0, 0.3, 1.0]).double(), torch.tensor([0.6, 0.6, 0.2, 0.2]).double()
+    rollouts = Rollouts(torch.tensor([0, 0, 1, 1]), mask, old, reward, baseline_NT=value[:, None].expand(4, 3))
+    variant, leaf = recipe("a_star_po", beta=beta, dro_beta=beta), logp.clone().requires_grad_()
+    got = objective(Scores(leaf), Experience.build(rollouts, variant, start), variant).loss
+    implied = beta * ((leaf - start) * mask).sum(1)
+    want = ((implied - (reward - value)) ** 2).mean() / (2 * beta)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, leaf)[0] for loss in (got, want)))
 
 
 def test_unknown_names_say_what_was_meant():

@@ -150,6 +150,11 @@ class Prompts:
         return [self[self._order(epoch)[i]] for epoch, i in places]
 
     @property
+    def streamed(self) -> bool:
+        """Whether they can only be read in order."""
+        return self._stream is not None
+
+    @property
     def told(self) -> list[str]:
         """Columns by the names under which rewards, and a teacher, are told of them."""
         return self._columns.told

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,13 +29,17 @@ class FrozenCopy:
         mine = policy.scorer
         self._policy = policy
         packing = mine.packing if model is None else "auto"  # another architecture may need another
-        self._scorer = make_scorer(made, mine.temperature, packing, mine.set_budget, mine.pad, mine.autocast)
+        self.scorer = make_scorer(made, mine.temperature, packing, mine.set_budget, mine.pad, mine.autocast)
         self._parameters = {name: p for name, p in made.named_parameters() if name in policy.parameters()}
 
     def score(self, rows: Rollouts) -> Tensor:
         """Its log-probs of the sampled tokens."""
         with self._policy.precision():
-            return self._scorer.in_parts(rows.inputs, int(rows.mask_NT.shape[1])).logp_NT
+            return self.scorer.in_parts(rows.inputs, int(rows.mask_NT.shape[1])).logp_NT
+
+    def active(self) -> AbstractContextManager[Any]:
+        """Within it `scorer` reads with these weights: as it always does."""
+        return nullcontext()
 
     @torch.no_grad()
     def sync(self, policy: Mapping[str, Tensor], alpha: float) -> None:
@@ -73,11 +78,12 @@ class AdapterOff:
 class FrozenAdapter:
     """A second adapter on the same base weights, frozen at what the first was, which can follow it."""
 
-    def __init__(self, policy: LanguagePolicy) -> None:
-        self._policy, model = policy, policy.model
+    def __init__(self, policy: LanguagePolicy, name: str = NAME) -> None:
+        self._policy, self._name, model = policy, name, policy.model
+        self.scorer = policy.scorer
         self._active = model.active_adapter
-        if NAME not in model.peft_config:
-            model.add_adapter(NAME, copy.deepcopy(model.peft_config[self._active]))
+        if name not in model.peft_config:
+            model.add_adapter(name, copy.deepcopy(model.peft_config[self._active]))
             model.set_adapter(self._active)
         every = dict(model.named_parameters())
         self._pairs = {name: self._counterpart(every, name) for name in policy.parameters()}
@@ -86,7 +92,7 @@ class FrozenAdapter:
         self.sync(policy.parameters(), 1.0)
 
     def _counterpart(self, every: Mapping[str, Tensor], name: str) -> Tensor:
-        mine = every.get(name.replace(f".{self._active}.", f".{NAME}."))
+        mine = every.get(name.replace(f".{self._active}.", f".{self._name}."))
         if mine is None or mine is every[name]:
             raise ConfigError(
                 f"{name} is trained beside the adapter (modules_to_save, bias): a second adapter has no copy of it; "
@@ -96,12 +102,17 @@ class FrozenAdapter:
 
     def score(self, rows: Rollouts) -> Tensor:
         """The second adapter's log-probs of the sampled tokens."""
+        with self.active(), mode_of(self._policy.model, False), self._policy.precision():
+            return self.scorer.in_parts(rows.inputs, int(rows.mask_NT.shape[1])).logp_NT
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it `scorer`, the policy's own, reads with this adapter."""
         model = self._policy.model
         trained = {name: p.requires_grad for name, p in model.named_parameters()}
         try:
-            model.set_adapter(NAME)
-            with mode_of(model, False), self._policy.precision():
-                return self._policy.scorer.in_parts(rows.inputs, int(rows.mask_NT.shape[1])).logp_NT
+            model.set_adapter(self._name)
+            yield
         finally:
             model.set_adapter(self._active)  # which also says what is trained: as it was
             for name, p in model.named_parameters():

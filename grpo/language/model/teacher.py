@@ -17,7 +17,8 @@ from grpo.language.config import LanguageConfig
 from grpo.language.data.chat import Chat
 from grpo.language.data.columns import FIELD, named_in
 from grpo.language.data.prompts import Prompts
-from grpo.language.model import loading
+from grpo.language.model import earlier, loading
+from grpo.language.model.reference import FrozenAdapter, FrozenCopy
 from grpo.language.model.served import ServedReader
 from grpo.language.samples import Prompt, Sample
 from grpo.language.scoring.modes import mode_of
@@ -148,6 +149,48 @@ class LanguageTeacher:
         return replace(prompt, ids=self._chat.encode(text, bare=False), text=text, messages=said)
 
 
+class AveragedReader(ModelReader):
+    """The policy's module, or a copy of it, with weights that are kept beside it."""
+
+    def __init__(self, kept: FrozenCopy | FrozenAdapter) -> None:
+        super().__init__(kept.scorer)
+        self._kept = kept
+
+    def read(self, samples: Sequence[Sample], steps: int, count: int) -> Taught:
+        """As it says with those weights."""
+        with self._kept.active():
+            return super().read(samples, steps, count)
+
+
+class SelfAverage:
+    """The model as an average of what it was: after each step it keeps `decay` of itself, the rest is new."""
+
+    def __init__(self, kept: FrozenCopy | FrozenAdapter, decay: float) -> None:
+        self._kept, self._decay = kept, decay
+
+    def keep_up(self, policy: Mapping[str, Tensor]) -> None:
+        """τ ← decay·τ + (1 − decay)·π."""
+        self._kept.sync(policy, 1.0 - self._decay)
+
+    def begin(self, policy: Mapping[str, Tensor]) -> None:
+        """Be the policy as it is now."""
+        self._kept.sync(policy, 1.0)
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """What a checkpoint keeps of it."""
+        return self._kept.parameters()
+
+
+class AveragedTeacher(LanguageTeacher):
+    """Teaches with an average of the policy's weights."""
+
+    def __init__(self, policy: LanguagePolicy, chat: Chat, config: LanguageConfig) -> None:
+        adapted = hasattr(policy.model, "disable_adapter")
+        kept = FrozenAdapter(policy, "teacher") if adapted else FrozenCopy(policy)
+        super().__init__(AveragedReader(kept), chat, config)
+        self.average = SelfAverage(kept, config.teacher_decay)
+
+
 def make_teacher(
     config: LanguageConfig, given: Any, policy: LanguagePolicy, chat: Chat, tokenizer: Any, prompts: Prompts
 ) -> Teaches | None:
@@ -161,6 +204,8 @@ def make_teacher(
         return None
     if isinstance(given, Teaches):
         return given
+    if given is not None and config.teacher_decay:
+        raise ConfigError("teacher_decay needs a model that teaches itself; leave teacher_model out")
     expect_told(config, prompts)
     vocabulary = policy.scorer.head.weight.shape[0]
     if recipe.teacher_over == "top_k" and min(recipe.teacher_top_k, vocabulary) > MOST_CHOICES:
@@ -174,6 +219,8 @@ def make_teacher(
                 f'recipe "{recipe.name}" needs a teacher: give --teacher PATH (a folder, a hub id or a run, or '
                 "http://host:8000 of a vLLM server), or have the model teach itself: teacher_sees=answer"
             )
+        if config.teacher_decay:
+            return AveragedTeacher(policy, chat, config)
         return LanguageTeacher(ModelReader(policy.scorer), chat, config)
     if given is None and str(config.teacher).startswith(("http://", "https://")):
         return LanguageTeacher(ServedReader(config, tokenizer, vocabulary), chat, config)
@@ -210,24 +257,31 @@ def _untold(place: str, name: str) -> str:
     return f"{place} has no {name} that the teacher could be shown (teacher_template); {remedy}"
 
 
-def place_of(config: LanguageConfig) -> str:
-    """Where the teacher's model is: what is named, or the model that the named run left."""
-    left = Path(str(config.teacher)) / "model"
-    return str(left if (left / "config.json").is_file() else config.teacher)
+def model_of(config: LanguageConfig) -> tuple[LanguageConfig, Path | None]:
+    """Settings whose model is the teacher's, and a checkpoint where its weights are in one.
+
+    What is named, or what the named run left; one that left no whole model teaches with its newest checkpoint.
+    """
+    place = str(config.teacher)
+    left = Path(place) / "model"
+    place = str(left if (left / "config.json").is_file() else place)
+    if (saved := earlier.checkpoint_at(place)) is not None:
+        return earlier.settings_of(saved, config), saved
+    _expect_model(place, str(config.teacher))
+    return config.but(model=place, revision=None, tokenizer=None), None
 
 
 def _loaded(config: LanguageConfig, tokenizer: Any) -> Any:
     """The model that `teacher` names."""
-    place = place_of(config)
-    _expect_model(place, str(config.teacher))
-    named = config.but(model=place, revision=None, tokenizer=None)
-    expect_same_tokens(tokenizer, loading.load_tokenizer(named), str(config.teacher))
+    named, saved = model_of(config)
+    place = named.model
+    expect_same_tokens(tokenizer, earlier.tokenizer_of(named), str(config.teacher))
     size = sum(file.stat().st_size for file in Path(place).glob("*.safetensors")) if Path(place).is_dir() else 0
     told = f"teacher={config.teacher} does not fit: " + (f"its weights take {size / GIB:.1f} GiB" if size else "")
     if device_of(config.device) == "cuda" and size > torch.cuda.mem_get_info()[0]:
         raise ConfigError(f"{told} and {torch.cuda.mem_get_info()[0] / GIB:.1f} GiB of the GPU are free; {_SMALLER}")
     try:
-        return loading.load_model(named, trained_whole=False)
+        return loading.load_model(named, trained_whole=False) if saved is None else earlier.load(named, saved)
     except torch.OutOfMemoryError:
         raise ConfigError(f"{told}; {_SMALLER}") from None
 

@@ -60,7 +60,7 @@ class Setup:
     teacher: ModelShape | None = None
     """Another model that says of each token how likely it would have been."""
     taught: str = "none"
-    """Who teaches: none · self (the model once more) · model · server."""
+    """Who teaches: none · self (the model once more) · average (of its weights, kept beside them) · model · server."""
     choices: int = 0
     """Likeliest tokens that a teacher names at each place."""
     wide: int = 4
@@ -169,10 +169,11 @@ def fixed_memory(setup: Setup) -> dict[str, int]:
     found = {"weights": weights, "weights, rounded": copies + here, "adapter": adapter}
     if setup.sampler == "copy":
         found["the sampler's copy"] = weights + copies + head + adapter
-    if setup.reference == "copy":
-        found["reference"] = shape.weights * setup.wide + copies
-    elif setup.reference == "adapter":
-        found["reference"] = setup.adapter * 4
+    copy = setup.adapter * 4 if setup.adapter else shape.weights * setup.wide + copies
+    if setup.reference in ("copy", "adapter"):
+        found["reference"] = copy
+    if setup.taught == "average":
+        found["teacher"] = copy
     if setup.teacher is not None:
         found["teacher"] = setup.teacher.weights * setup.low
     if setup.choices:
@@ -303,7 +304,7 @@ def step_seconds(setup: Setup, way: Way, gpu: GPU) -> dict[str, float]:
         found = {}
     if setup.scored:
         found["scoring without gradient"] = setup.scored * scoring_seconds(setup, gpu)
-    if setup.taught in ("self", "model"):
+    if setup.taught in ("self", "average", "model"):
         found["teacher"] = scoring_seconds(replace(setup, shape=setup.teacher or setup.shape), gpu)
     found["gradients"] = setup.iterations * gradient_seconds(setup, way, gpu)
     found["optimizer"] = setup.iterations * setup.minibatches * OPTIMIZER_BYTES * setup.trained / gpu.bytes_per_s

@@ -106,6 +106,7 @@ def setup_of(
     at_once = min(config.rows_per_generation or cost.SLOTS, config.engine_kwargs.get("rows_at_a_time") or cost.SLOTS)
     taught = "none" if not recipe.teacher_coef else "self" if config.teacher is None else "model"
     taught = "server" if taught == "model" and teacher is None else taught
+    taught = "average" if taught == "self" and config.teacher_decay else taught
     spans = recipe.top_entropy < 1.0 or bool(recipe.clip_cov or recipe.kl_cov) or recipe.m2_limit is not None
     # What was sampled some steps ago, or by another program, is scored by the policy before it learns.
     again = config.old_logp == "recomputed" or bool(config.staleness) or config.engine == "vllm" or bool(config.servers)

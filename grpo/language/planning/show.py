@@ -16,7 +16,7 @@ from rich.table import Table
 from grpo.config import ConfigError
 from grpo.language.config import LanguageConfig
 from grpo.language.model import loading
-from grpo.language.model.teacher import place_of
+from grpo.language.model.teacher import model_of
 from grpo.language.planning.gpus import GIB, GPU, GPUS, gpu_called, gpu_named
 from grpo.language.planning.plan import Change, Plan, changes, larger, plan_step, setup_of, with_slack
 from grpo.language.planning.shape import ModelShape, weights_in
@@ -81,7 +81,7 @@ def teacher_of(config: LanguageConfig) -> ModelShape | None:
     """The sizes of another model that teaches and is loaded here."""
     if not config.recipe.teacher_coef or config.teacher is None or served(config):
         return None
-    return shape_of(config.but(model=place_of(config), revision=None, tokenizer=None, quantize="none"))
+    return shape_of(model_of(config)[0].but(quantize="none"))
 
 
 def shape_of(config: LanguageConfig) -> ModelShape:

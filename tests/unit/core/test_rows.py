@@ -1,4 +1,4 @@
-"""Single variants by hand: the entropic and the optimal token baseline, the second-moment gate, TOPR, turns."""
+"""Single variants by hand: baselines (entropic, optimal token, roles, soft maximum), second moment, TOPR, turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from grpo.core import gates
-from grpo.core.advantages import decision_energy, entropic, optimal_token_baseline, to_turns, turns
+from grpo.core.advantages import (
+    decision_energy,
+    entropic,
+    optimal_token_baseline,
+    role_means,
+    soft_maximum,
+    to_turns,
+    turns,
+)
 from grpo.core.surrogates import topr
 from tests.batches import MAKERS
 
@@ -95,3 +103,29 @@ def test_turns_are_what_nobody_interrupts(maker):
     assert np.asarray(first).tolist() == [[True, False, False, True], [False, True, False, False]]
     value = make(np.array([[1.0, 2.0, 0.0, 4.0], [0.0, 1.0, 1.0, 1.0]]))
     assert np.asarray(to_turns(value, number))[np.asarray(mask)].tolist() == [3.0, 3.0, 4.0, 3.0, 3.0, 3.0]
+
+
+def test_role_means_by_hand():
+    """Each role against what it was given before, 0 at first; a try that failed moves nothing."""
+    rewards, roles, counted = (
+        [1.0, -1.0, 1.0, float("nan"), 0.0, 1.0],
+        [7, 3, 7, 7, 3, 7],
+        [True, True, True, False, 1, 1],
+    )
+    found, after = role_means(rewards, roles, counted, {3: 2.0}, 0.5)
+    assert found == [0.0, 2.0, 0.5, 0.75, 0.5, 0.75]
+    assert after == {7: 0.875, 3: 0.25}
+    first, middle = role_means(rewards[:3], roles[:3], counted[:3], {3: 2.0}, 0.5)
+    assert (first + role_means(rewards[3:], roles[3:], counted[3:], middle, 0.5)[0]) == found  # as cut by steps
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_soft_maximum_by_hand(maker):
+    make = MAKERS[maker]
+    value, group = make(np.array([0.0, 1.0, 0.0, 5.0, 3.0, 9.0])), make(np.array([0, 0, 0, 1, 1, 2]))
+    weight = make(np.array([1.0, 1.0, 1.0, 1.0, 0.0, 0.0]))
+    got = np.asarray(soft_maximum(value, group, 0.5, weight))
+    want = 0.5 * math.log((2 + math.e**2) / 3)
+    np.testing.assert_allclose(got[:5], [want, want, want, 5.0, 5.0], rtol=1e-6)
+    ends = [np.asarray(soft_maximum(value, group, beta, weight))[0] for beta in (1e-3, 1e4)]
+    np.testing.assert_allclose(ends, [1.0, 1 / 3], atol=2e-3)

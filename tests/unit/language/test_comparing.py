@@ -7,12 +7,12 @@ import torch
 
 from grpo.config import ConfigError
 from grpo.core.advantages import decision_energy
-from grpo.language.comparing import turn_groups
+from grpo.language.comparing import VALUES, turn_groups
 from grpo.language.samples import Prompt, Sample
 from grpo.protocols import CollectRequest
 from tests.unit.language.functions import length, no_opinion_of_two
 from tests.unit.language.test_teacher import make, whole
-from tests.unit.language.tiny import tiny_tokenizer
+from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 
@@ -42,6 +42,61 @@ def test_a_greedy_try_that_fails_leaves_the_groups_mean():
     rollouts = trainer.source.collect(CollectRequest(0)).rollouts
     mean_N = rollouts.reward_parts_NK[:, 0].reshape(2, 4).mean(1).repeat_interleave(4)
     torch.testing.assert_close(rollouts.baseline_NT[:, 0], mean_N.to(rollouts.baseline_NT))
+
+
+def test_roles_are_compared_with_what_they_were_given_before():
+    """One reward after the other, over steps; the means are those of a column's values."""
+    rows = [{"prompt": f"{i}?", "role": "ab"[i % 2]} for i in range(4)]
+    trainer = make(loss_type="rae", rewards=[length], data=rows, role_column="role", baseline_decay=0.5)
+    means = {"a": 0.0, "b": 0.0}
+    for _ in range(2):
+        experience = trainer.step().experience
+        reward_N, got_N = experience.rollouts.reward_parts_NK[:, 0], experience.advantage_NT[:, 0]
+        for sample, reward, got in zip(experience.rollouts.inputs, reward_N.tolist(), got_N.tolist(), strict=True):
+            role = sample.prompt.columns["role"]
+            assert got == pytest.approx(reward - means[role], rel=1e-5)
+            means[role] = (means[role] + reward) / 2
+    with pytest.raises(ConfigError, match="role_column=player: no such column; found role"):
+        make(loss_type="rae", rewards=[length], data=rows, role_column="player")
+    with pytest.raises(ConfigError, match=r"row 1 has no role \(role_column\)"):
+        make(loss_type="rae", rewards=[length], data=[rows[0], rows[1] | {"role": ""}], role_column="role")
+    with pytest.raises(ConfigError, match="role_column has no effect here: it needs baseline=role_mean"):
+        make(loss_type="grpo", rewards=[length], data=rows, role_column="role")
+
+
+def test_the_best_policys_value_is_of_answers_before_the_first_step():
+    trainer = make(loss_type="a_star_po", rewards=[length], value_samples=3, value_beta=2.0)
+    before = [prompt.row for prompt in trainer.source.prompts.first()]
+    source, sampling = trainer.source, trainer.config.sampling
+    asked = [source.judged([source.prompts[i], source.prompts[i + 1]], 3, sampling, VALUES, (0, i)) for i in (0, 2, 4)]
+    reward_R3 = torch.cat([torch.as_tensor(judged.parts_NK[:, 0]) for _, judged in asked]).reshape(6, 3)
+    report = trainer.step()
+    want_R = 2.0 * (reward_R3 / 2.0).exp().mean(1).log()
+    torch.testing.assert_close(trainer.source.value_R[before], want_R.double(), rtol=1e-5, atol=1e-6)
+    rollouts = report.experience.rollouts
+    value_N = want_R[[sample.prompt.row for sample in rollouts.inputs]]
+    got_N = report.experience.advantage_NT[:, 0]  # the start is the reference: no KL yet
+    torch.testing.assert_close(got_N, (rollouts.reward_parts_NK[:, 0] - value_N).to(got_N), rtol=1e-4, atol=1e-5)
+    assert report["grad_norm"] > 0
+    with pytest.raises(ConfigError, match="the prompt was not answered before the first step"):
+        trainer.step(["another?"])
+
+
+@pytest.mark.parametrize("settings", [
+    {"loss_type": "rae", "rewards": [length]},
+    {"loss_type": "a_star_po", "rewards": [length], "value_samples": 2},
+    {"loss_type": "opsd", "teacher_decay": 0.5},
+    {"loss_type": "opsd", "teacher_decay": 0.5, "lora_rank": 2},
+], ids=["rae", "a_star_po", "average", "average of an adapter"])  # fmt: skip
+def test_what_they_remember_is_gone_on_with(settings):
+    through, again = (make(model=tiny_model(3), **settings) for _ in range(2))
+    through.step()
+    state = through.state()
+    want = through.step()
+    again.load_state(state)
+    got = again.step()
+    assert got["loss"] == want["loss"] and got["grad_norm"] == want["grad_norm"] > 0
+    torch.testing.assert_close(again.state().arrays, through.state().arrays, rtol=0, atol=0)
 
 
 def test_energies_are_those_of_whole_distributions():

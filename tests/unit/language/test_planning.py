@@ -345,6 +345,8 @@ def test_a_plan_has_the_teacher_and_who_learns(folder, capsys):
     assert dict(more) == {"teacher": 2 * shape(QWEN8).weights, "the teacher's choices": 32 * 8 * 256 * 64 * 12}
     itself = setup_of(settings(loss_type="opsd"), shape())
     assert cost.step_seconds(itself, plan_step(itself, H200).way, H200)["teacher"] == cost.scoring_seconds(itself, H200)
+    average = cost.fixed_memory(setup_of(settings(loss_type="opsd", teacher_decay=0.9), shape()))
+    assert average["teacher"] == cost.fixed_memory(setup_of(settings(beta=0.1), shape()))["reference"]
 
 
 def test_a_copy_that_samples_while_the_model_learns_is_counted_and_servers_are_not(folder, capsys):

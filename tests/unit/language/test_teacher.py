@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from grpo.config import ConfigError
 from grpo.core import teachers
@@ -14,6 +15,7 @@ from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.looking import make_speaker
 from grpo.language.model.teacher import NoTeacher, expect_same_tokens
 from grpo.protocols import CollectRequest
+from grpo.recipes import RECIPES
 from tests.unit.language.functions import never
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
@@ -137,6 +139,29 @@ def test_a_success_of_the_group_is_shown_to_the_others():
     assert report["grad_norm"] == 0 and report["loss"] == 0
 
 
+@pytest.mark.parametrize("lora", [0, 2])
+def test_an_average_of_itself_teaches(lora):
+    """τ ← decay·τ + (1 − decay)·π after each step, and what it says is said with those weights."""
+    trainer = make(loss_type="opsd", teacher_decay=0.75, lora_rank=lora, learning_rate=0.05)
+    want = {name: p.detach().clone() for name, p in trainer.policy.parameters().items()}
+    for _ in range(2):
+        trainer.step()
+        want = {name: 0.75 * mean + 0.25 * trainer.policy.parameters()[name].detach() for name, mean in want.items()}
+    for name, p in trainer.teacher.average.parameters().items():
+        torch.testing.assert_close(p, want[name], rtol=1e-5, atol=1e-6)
+    rollouts = trainer.source.collect(request()).rollouts
+    said = trainer.teacher.teach(rollouts).logp_NT
+    sample, prompt = rollouts.inputs[0], trainer.teacher._prompts(rollouts)[0]
+    now = whole(trainer.model, replace(sample, prompt=prompt))
+    with torch.no_grad():
+        for name, p in trainer.policy.parameters().items():
+            p.copy_(want[name])
+    then = whole(trainer.model, replace(sample, prompt=prompt))
+    told, own = (x.gather(-1, sample.ids[:, None])[:, 0] for x in (then, now))
+    torch.testing.assert_close(said[0, : sample.length], told, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(told, own, atol=1e-3)
+
+
 def test_any_column_can_be_told():
     rows = [row | {"hint": f"{{prompt}} {row['answer']}"} for row in ROWS]
     trainer = make(loss_type="opsd", teacher_template="{prompt} {{x}} {hint}", data=rows)
@@ -176,6 +201,8 @@ def test_what_cannot_be(tmp_path):
         make(model=big, expert=big, loss_type="gkd", teacher_top_k=100_000)
     with pytest.raises(ConfigError, match="teacher_sees=success shows tries of the whole group"):
         make(loss_type="sdpo", select=2, rewards=[never])
+    with pytest.raises(ConfigError, match="teacher_decay has no effect here: it needs a model that teaches itself"):
+        GRPOConfig(recipe="opd", teacher="x", teacher_decay=0.9)
     with pytest.raises(ConfigError, match=r'"sdpo" shows the teacher tries that succeeded .* no reward says which did'):
         make(loss_type="sdpo")
     with pytest.raises(ConfigError, match=r"teacher=\./nowhere: there is no such folder"):
@@ -213,6 +240,45 @@ def test_a_teacher_that_does_not_fit_is_refused_with_its_size(tmp_path, monkeypa
         make(model=tiny_model(1), teacher=path)
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two steps with a reward of its own file, which the file counts."""
+    place = tmp_path_factory.mktemp("earlier")
+    (place / "mine.py").write_text(f"open({str(place / 'loaded')!r}, 'a').write('x')\ndef f(completion): return 1.0\n")
+    how = {"dataset": "addition", "rewards": (f"{place}/mine.py:f",), "preflight": False, "device": "cpu"}
+    shape = {"model": "tiny", "group_size": 2, "groups_per_step": 1, "max_completion_length": 3, "reward_workers": 1}
+    args = GRPOConfig(**how, **shape, output_dir=str(place / "run"), max_steps=2, save_steps=1, loss_type="dro",
+                      learning_rate=0.1, weight_decay=1.0)  # fmt: skip
+    GRPOTrainer(args=args, train_dataset=ROWS, eval_dataset=ROWS[:1]).train(progress=None)
+    return place
+
+
+def test_a_checkpoint_of_an_earlier_run_teaches(run):
+    """Each has its own weights, also once the model that the run left is gone; none of its code is loaded."""
+    folder, before = run / "run", len((run / "loaded").read_text())
+    how = {"dataset": "addition", "preflight": False, "device": "cpu", "max_completion_length": 3, "group_size": 2}
+
+    def told(place):
+        args = GRPOConfig(model="tiny", seed=5, groups_per_step=1, teacher=str(place), **how)
+        return GRPOTrainer(args=args, train_dataset=ROWS, eval_dataset=ROWS[:1]).teacher
+
+    def weights(teacher):
+        return torch.cat([p.flatten() for p in teacher._reader._scorer.model.parameters()])
+
+    first, last, left = (told(folder / name) for name in ("checkpoints/step-1", "checkpoints/step-00000002", ""))
+    saved = load_file(folder / "checkpoints" / "step-00000001" / "arrays.safetensors")
+    mine = dict(first._reader._scorer.model.named_parameters())
+    assert mine and all(torch.equal(saved[f"policy/{name}"], p) for name, p in mine.items())
+    assert not torch.equal(weights(first), weights(last)) and torch.equal(weights(last), weights(left))
+    (folder / "model").rename(run / "gone")
+    assert torch.equal(weights(told(folder / "checkpoints" / "step-1")), weights(first))
+    assert torch.equal(weights(told(folder)), weights(last))
+    (run / "gone").rename(folder / "model")
+    assert len((run / "loaded").read_text()) == before
+    with pytest.raises(ConfigError, match=r"step-7: there is no such checkpoint; there: step-00000001, step-00000002"):
+        told(folder / "checkpoints" / "step-7")
+
+
 @pytest.mark.filterwarnings("ignore:reward lambda runs in this process")
 def test_beside_a_reward_and_in_a_run(tmp_path):
     path = saved(tmp_path / "teacher")
@@ -224,3 +290,14 @@ def test_beside_a_reward_and_in_a_run(tmp_path):
     assert math.isfinite(reports[-1]["teacher_kl"]) and reports[-1]["reward"] is not None
     speaker = make_speaker(trainer.config.but(model=path, dataset="addition", rewards=("correctness",)))
     assert isinstance(speaker.teacher, NoTeacher)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_row_without_what_it_needs_is_refused_in_one_line(name):
+    """Rows with nothing but prompts, no reward, no teacher."""
+    with pytest.raises(ConfigError) as raised:
+        make(loss_type=name, data=[{"prompt": "1+1="}])
+    said = str(raised.value)
+    wanted = "no column answer" if name == "opsd" else "needs a teacher" if name in ("opd", "iw_opd", "gkd") else (
+        "compares turns" if name == "gigpo" else "no reward")  # fmt: skip
+    assert wanted in said and "\n" not in said
