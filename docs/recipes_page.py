@@ -257,13 +257,28 @@ def teacher() -> str:
     ]
     for way in known["ways"]:
         lines.append(f"| {way} | {' | '.join(_tokens(row.get(way)) for row in found.values())} |")
+    sooner = [f"{way} {_as_right(found, way)}" for way in known["ways"] if way != "reward"]
+    reached = any(row[way]["tokens"] for row in found.values() for way in known["ways"])
     lines += [
         "",
+        ("" if reached else "None of them reaches its teacher in these steps. ")
+        + f"As right as the reward alone was at its end, of its tokens, a value a seed: {'; '.join(sooner)}. "
         "`opd` judges the sampled token alone: right on average, and noisy, because a wrong token that the teacher "
         "finds a thousand times less likely has an advantage of −7, and its place has no baseline. The same KL over "
         "the whole distribution (`teacher_in=loss teacher_over=top_k`, or `gkd`) has no such noise.",
     ]
     return "\n".join(lines)
+
+
+def _as_right(found: dict[str, Any], way: str) -> str:
+    """Share of the reward's tokens after which this way is as right as the reward was at its end, and stays so."""
+    told = []
+    for row in found.values():
+        seen, right = row["reward"]["curve"][-1]
+        late = [at for at, found_right in row[way]["curve"] if found_right < right]
+        later = [at for at, _ in row[way]["curve"] if not late or at > late[-1]]
+        told.append(f"{later[0] / seen:.0%}" if later else "never")
+    return ", ".join(told)
 
 
 def _start(seed: str, row: dict[str, Any]) -> str:
