@@ -183,8 +183,11 @@ def test_an_environment_may_own_the_data(tmp_path):
         ({"a": Counter, "b": Echo}, None, {}, "several environments need train_dataset, with a column 'environment'"),
         (None, None, {}, "there are no prompts: give train_dataset"),
         (object, None, {}, "has no method reset"),
+        ({}, None, {}, "environment_factory is empty"),
+        (Counter(), None, {}, "environment_factory is an object of Counter; give the class"),
+        ({"a": Counter()}, Dataset.from_dict({"prompt": ["a"], "environment": ["a"]}), {}, r"factory\['a'\] is an obj"),
     ],
-    ids=["unknown", "endless", "no_rows", "nothing", "no_reset"],
+    ids=["unknown", "endless", "no_rows", "nothing", "no_reset", "empty", "instance", "one_instance"],
 )  # fmt: skip
 def test_what_an_environment_lacks_is_named(tmp_path, given, data, more, message):
     with pytest.raises(ConfigError, match=message):

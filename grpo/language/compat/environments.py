@@ -68,6 +68,7 @@ class EnvironmentConversation(Conversation):
     ) -> None:
         self.factories: Mapping[str, Factory] = dict(given) if isinstance(given, Mapping) else {"": given}
         self._alone = tools
+        _expect_factories(self.factories)
         probes = {name: factory() for name, factory in self.factories.items()}
         for name, probe in probes.items():
             if "reset" not in dir(probe):
@@ -185,6 +186,18 @@ class EnvironmentConversation(Conversation):
         """Let go of the processes that run tools."""
         if self._alone is not None:
             self._alone.close()
+
+
+def _expect_factories(factories: Mapping[str, Factory]) -> None:
+    if not factories:
+        raise ConfigError("environment_factory is empty; give a class, or several by name")
+    for name, factory in factories.items():
+        if not callable(factory):
+            at = f"environment_factory[{name!r}]" if name else "environment_factory"
+            raise ConfigError(
+                f"{at} is an object of {type(factory).__name__}; give the class, or a function that makes one for "
+                "every conversation"
+            )
 
 
 def _with_text(message: Message, more: str) -> Message:

@@ -8,12 +8,15 @@ import importlib
 import io
 import math
 import re
+import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from grpo.errors import ConfigError
 from grpo.run.files import FolderError
@@ -58,7 +61,10 @@ class Picture:
             size = self.size()
             found.draft("RGB", (max(size), max(size)))  # a JPEG is decoded no larger than needed
             try:
-                upright = (pillow("ImageOps").exif_transpose(found) if found.format in PHOTOS else found).convert("RGB")
+                upright = pillow("ImageOps").exif_transpose(found) if found.format in PHOTOS else found
+                if upright.mode[0] in "IF":  # 16 bits and more: Pillow would cut them off at 255
+                    upright = self._of_numbers(np.asarray(upright))
+                upright = upright.convert("RGB")
             except (OSError, ValueError, SyntaxError) as error:
                 raise self._wrong(f"it is cut short or damaged ({error}); write the file again") from None
         return upright if upright.size == size else upright.resize(size, pillow().Resampling.BICUBIC)
@@ -134,7 +140,7 @@ class Picture:
                 raise self._wrong("it is a URL, and no image is fetched here; save it to a file and name that")
             if found := DATA.match(given):
                 try:
-                    return base64.b64decode(given[found.end() :])
+                    return base64.b64decode("".join(given[found.end() :].split()), validate=True)
                 except ValueError as error:
                     raise self._wrong(f"its base64 is damaged ({error}); write the row again") from None
             path = Path(given.removeprefix("file://")).expanduser()
@@ -143,10 +149,29 @@ class Picture:
         if isinstance(given, bytes | bytearray):
             return bytes(given)
         if hasattr(given, "__array__") and not hasattr(given, "convert"):
-            return pillow().fromarray(given)
+            return self._of_numbers(_on_host(given))
         if isinstance(given, Path) or hasattr(given, "convert"):
             return given
         raise self._wrong(f"it is of type {type(given).__name__}; give a PIL image, a path or the file's bytes")
+
+    def _of_numbers(self, array: np.ndarray) -> Any:
+        """An image of an array's numbers: (height, width), with channels last or first; 0…1, 0…255 or 16 bits."""
+        channels = (1, 3, 4)
+        if array.ndim == 3 and array.shape[-1] not in channels and array.shape[0] in channels:
+            array = array.transpose(1, 2, 0)
+        if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] not in channels):
+            raise self._wrong(f"an array of shape {array.shape} is none; give height × width × 1, 3 or 4 channels")
+        if array.ndim == 3 and array.shape[-1] == 1:
+            array = array[..., 0]
+        if array.dtype == np.uint8 or not array.size:
+            return pillow().fromarray(np.ascontiguousarray(array, np.uint8))
+        low, high = float(array.min()), float(array.max())
+        scales = {1: 255.0, 255: 1.0, 65535: 255 / 65535}
+        most = 65535 if array.dtype == np.uint16 else next((most for most in scales if high <= most), None)
+        most = 255 if most == 1 and array.dtype.kind in "iu" else most
+        if most is None or not low >= 0:  # NaN, too
+            raise self._wrong(f"its numbers are {low:g} to {high:g}; give 0…1, 0…255 or 16 bits, without a sign")
+        return pillow().fromarray(np.rint(array * scales[most]).astype(np.uint8))
 
     def _huge(self, told: str) -> ConfigError:
         return self._wrong(f"it has {told}, over {LARGEST:,}, which may fill the memory; shrink the file")
@@ -154,6 +179,15 @@ class Picture:
     def _wrong(self, what: str) -> ConfigError:
         name = f" {str(self.given)[:100]}" if isinstance(self.given, str | Path) else ""
         return ConfigError(f"{self.place}: image{name}: {what}")
+
+
+def _on_host(given: Any) -> np.ndarray:
+    """The numbers of an array of any library; of a tensor of torch's without its gradient, from any device."""
+    torch = sys.modules.get("torch")  # whoever has a tensor has loaded it; workers that judge have not
+    if torch is not None and isinstance(given, torch.Tensor):
+        given = given.detach().cpu()
+        given = given.float() if given.is_floating_point() else given
+    return np.asarray(given)
 
 
 def pillow(module: str = "Image") -> Any:

@@ -11,7 +11,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageFile
 
 import grpo.language
@@ -99,7 +101,28 @@ def bad(folder: Path) -> list[tuple[Any, str]]:
         ("https://example.com/a.png", "no image is fetched here"),
         (3, "of type int"),
         (whole[: len(whole) // 2], "cut short"),
+        ("data:image/png;base64,!!!!", "its base64 is damaged"),
+        (np.zeros((5, 4, 2)), r"an array of shape \(5, 4, 2\)"),
+        (np.full((5, 4, 3), -1.0), "its numbers are -1 to -1"),
+        (np.full((5, 4), np.nan), "its numbers are nan to nan"),
     ]
+
+
+def test_numbers_of_every_kind_are_the_same_image() -> None:
+    bytes_HWC = np.array(drawn.noise(0))
+    tensor = torch.tensor(bytes_HWC).permute(2, 0, 1)
+    ways = [
+        bytes_HWC.transpose(2, 0, 1), bytes_HWC / 255, (bytes_HWC / 255).astype(np.float32), bytes_HWC.astype(float),
+        bytes_HWC.astype(np.int64), bytes_HWC.astype(np.uint16) * 257, tensor, tensor / 255,
+        (tensor / 255).requires_grad_(),
+    ]  # fmt: skip
+    for way in ways:
+        assert np.array_equal(np.array(Picture(way, "").image()), bytes_HWC)
+    grey_HW = bytes_HWC[..., 0]
+    deep = Image.fromarray(grey_HW.astype(np.uint16) * 257)
+    for way in (deep, png(deep), grey_HW[..., None], grey_HW[None].astype(np.uint16) * 257, grey_HW > 127):
+        wanted = (grey_HW > 127) * 255 if isinstance(way, np.ndarray) and way.dtype.kind == "b" else grey_HW
+        assert np.array_equal(np.array(Picture(way, "").image())[..., 1], wanted)
 
 
 def test_a_bad_image_is_named_by_its_row(processor: Any, tmp_path: Path) -> None:
