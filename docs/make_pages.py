@@ -75,27 +75,39 @@ read it back. A refused field is an error with its reason, unless the value is T
 nothing. A setting that cannot change anything where it is given (`ref_model_mixup_alpha` without a reference that
 follows) is an error too.
 
+A field that nobody gave answers all the same (`trainer.args`, the `args` of callbacks): with what the run does, where
+there is something to tell, else with TRL's default; so do transformers' own words (`world_size`, `should_save`,
+`device`, `to_dict()`). Fields are assigned until a trainer is built (`args.learning_rate = 1e-5`), as if they had been
+given at first; a trainer keeps a copy. `HfArgumentParser` and `TrlParser` read dataclasses, which these settings are
+not: use `grpo train FILE.yaml --learning-rate 1e-5`, or `GRPOConfig(**yaml.safe_load(text))`.
+
 ## The same scripts
 
 Ten scripts as TRL's documentation writes them (`tests/compat/published`: quick start, custom rewards, async rewards,
 several tasks with None, tools, environments, PEFT, images, evaluation, resumption) run changed in the import alone:
 
 ```text
+from trl import GRPOConfig, GRPOTrainer           →  from grpo.language.trl import GRPOConfig, GRPOTrainer   (exact)
 from trl import GRPOConfig, GRPOTrainer           →  from grpo.language import GRPOConfig, GRPOTrainer
 from trl.rewards import accuracy_reward           →  from grpo.language.rewards import accuracy_reward
 ```
 
-Beside TRL {version} itself (`tests/compat/test_cross_check.py`, where it is installed), on the same completions in
-float32, the first row of `log_history` has all of its keys with the same values (1e-4): loss, gradient norm, KL,
-entropy, clip ratios, rewards, lengths, calls of tools. What has to be said for that, since our defaults are others:
+The first is the exact drop-in: what a script does not say is TRL's. The second takes the same words with defaults of
+our own. Beside TRL {version} itself (`make cross-check`), through the first, on the same completions in float32, the
+first row of `log_history` has all of its keys with the same values (1e-4): loss, gradient norm, KL, entropy, clip
+ratios, rewards, lengths, calls of tools. The defaults that it changes:
 `seed=42`, `loss_type="dapo"`, `max_completion_length=512`, `per_device_train_batch_size=8`,
 `lr_scheduler_type="linear"`, `use_bias_correction_kl=True` beside `beta`, `max_prompt_length=None`,
-`report_entropy=True`, and `skip_apply_chat_template=True` where prompts are bare text, which becomes a user's message
-here if the tokenizer has a chat template. What differs all the same:
+`report_entropy=True`, `logging_steps=10`, `save_steps=500`, `save_total_limit=None`,
+`output_dir="trainer_output"`, as many completions of held-out prompts as `num_generations`, and
+`skip_apply_chat_template=True` where prompts are bare text, which becomes a user's message in the second if the
+tokenizer has a chat template. What differs all the same:
 
 | | TRL | here |
 |---|---|---|
 | a step | one update | one sampling with all of its updates (`num_iterations`, `steps_per_generation`) |
+| `train()` where `output_dir` holds a run | trains again | refused: see below |
+| `output_dir/checkpoint-N` | model and optimizer | a sign of `checkpoints/step-N`: see below |
 | order of the rows | its sampler's | another permutation of the same seed |
 | `frac_reward_zero_std`, `scale_rewards="batch"` | whether the batch has one reward | the share of groups that have |
 | `num_tokens` with tools | without what tools answered | with it, for the model reads it |
@@ -103,6 +115,15 @@ here if the tokenizer has a chat template. What differs all the same:
 | vision tower, without an adapter | trained | trained with `train_vision=True` |
 | held-out prompts | entropy and clip ratios too | rewards, lengths, accuracy, pass@k |
 | `accuracy_reward` | math_verify: answers in LaTeX | a last number or "the answer is …" counts too |
+
+Where a step has several updates, `grpo.language.trl` divides `max_steps`, `save_steps`, `eval_steps`, `logging_steps`
+and `warmup_steps` by their number; `grpo.language` takes them as they are, and warns.
+
+A run is not overwritten: `train()` into a folder that holds one, also by the same trainer for a second time, is refused
+in a line. `train(resume_from_checkpoint=True)` goes on, `train(overwrite=True)` begins anew. In the place of TRL's
+checkpoints there are folders `checkpoint-N` with `trainer_state.json` alone, so that
+`get_last_checkpoint(output_dir)` finds one for `train(resume_from_checkpoint=…)`; the model is in `output_dir/model`,
+the best one where checkpoints are compared, and `grpo export RUN --checkpoint N` writes that of a checkpoint.
 
 {cases}
 
@@ -348,19 +369,21 @@ def control() -> str:
 
 def fields() -> str:
     """TRL's fields and what became of each."""
-    told = json.loads((ROOT / "tests" / "unit" / "language" / "data" / "trl_1_16_fields.json").read_text("utf-8"))
+    told = json.loads((ROOT / "grpo" / "language" / "compat" / "trl_1_16_fields.json").read_text("utf-8"))
     return TRL.format(version=told["trl"], cases=trl_cases(), table=trl.table_markdown(told["fields"]))
 
 
 def trl_cases() -> str:
     """How many of TRL's own test cases are represented here, and why the others are not."""
-    listed = tomllib.loads((ROOT / "tests" / "compat" / "cases.toml").read_text("utf-8"))["cases"]
+    told = tomllib.loads((ROOT / "tests" / "compat" / "cases.toml").read_text("utf-8"))
+    listed = told["cases"]
     total, done = (sum(case.get(what, case["count"]) for case in listed.values()) for what in ("count", "passes"))
     lines = [
         "## TRL's own tests",
         "",
-        f"Of the {total} cases of its `tests/test_grpo_trainer.py`, {done} are represented in `tests/compat`, written",
-        "anew from the behaviour. The others:",
+        f"Of the {total} cases of its `tests/test_grpo_trainer.py` (TRL {told['version']}, commit {told['commit']}), "
+        f"{done} are",
+        "represented in `tests/compat`, one by one, written anew from the behaviour. The others:",
         "",
         "| test there | cases | why not |",
         "|---|---|---|",

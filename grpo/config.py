@@ -197,6 +197,11 @@ class GRPOConfig(Worded):
     _translations: list[Translation] = PrivateAttr(default_factory=list)
     _spoken: str = PrivateAttr(default=OWN)
 
+    @field_validator("device", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return str(value) if type(value).__name__ == "device" else value  # torch's own
+
     def __init__(self, *, _dialect: str = "grpo", **settings: Any) -> None:
         translations: list[Translation] = []
         try:

@@ -43,7 +43,6 @@ MOVED = {
     "language.engines.graphed.decoder": "language.engines.cuda_graphs.decoder",
     "language.engines.graphed": "language.engines.cuda_graphs",
     "language.tools": "language.turns.tools",
-    "language.trl": "language.compat.trl",
     "language.vinference": "language.compat.easydel",
     "language.callbacks": "language.compat.callbacks",
     "worldmodel.rssm": "worldmodel.model.rssm",

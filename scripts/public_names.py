@@ -13,7 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 
 LIST = Path(__file__).parents[1] / "tests" / "architecture" / "public.txt"
-MODULES = ["grpo", "grpo.control", "grpo.language", "grpo.language.rewards", "grpo.language.turns", "grpo.worldmodel"]
+MODULES = [
+    "grpo", "grpo.control", "grpo.language", "grpo.language.rewards", "grpo.language.trl", "grpo.language.turns",
+    "grpo.worldmodel",
+]  # fmt: skip
 """Each with its `__all__`."""
 MORE = {
     "grpo.objective": ["objective"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from grpo.language.engines.choose import make_engine
 from grpo.language.engines.inline import context_of
 from grpo.language.model import loading, reference, vision
 from grpo.language.model.adapters import is_adapted, with_adapter
-from grpo.language.model.optimizer import RoundedAdamW
+from grpo.language.model.optimizer import RoundedAdamW, small_adam
 from grpo.language.model.teacher import make_teacher
 from grpo.language.pictures.processor import Pictures
 from grpo.language.planning import show as planning
@@ -97,6 +98,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
     cut = config.shard == "weights" and ranks.size > 1
     if cut:
         expect_plain(config, given)
+    set_torch(config)
     torch.manual_seed(config.seed)  # an adapter's first weights are drawn
     at_first = config.but(device="cpu") if cut else config  # moved on layer by layer, never there whole
     base, processing = model_of(at_first, given.model, given.processing_class, given.peft_config is not None)
@@ -213,6 +215,15 @@ def expect_plain(config: LanguageConfig, given: Given) -> None:
         raise ConfigError(f"shard=weights cannot be used with {name}; leave it out, or use shard=gradients")
 
 
+def set_torch(config: LanguageConfig) -> None:
+    """What is PyTorch's own to say, for this process."""
+    if config.tf32 is not None:
+        torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+    if config.full_determinism:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU is first used
+        torch.use_deterministic_algorithms(True)
+
+
 def named(config: LanguageConfig, given: Given) -> LanguageConfig:
     """Settings that also know what was given by name beside them."""
     beside = {"model": given.model, "dataset": given.train_dataset, "eval_dataset": given.eval_dataset}
@@ -301,7 +312,7 @@ def prompts_of(config: LanguageConfig, chat: Chat, rows: Any, split: str, contex
         context=min(context, config.engine_kwargs.get("max_model_len") or math.inf),
         overlong=config.overlong_prompts,
         shuffle=config.shuffle,
-        seed=config.seed,
+        seed=config.seed if config.data_seed is None else config.data_seed,
         num_proc=config.dataset_num_proc,
         origin=origin,
         image_column=config.image_column,
@@ -430,6 +441,8 @@ def optimizer_of(config: LanguageConfig, policy: LanguagePolicy, given: Any) -> 
         "betas": (config.adam_beta1, config.adam_beta2),
         "eps": config.adam_epsilon,
     }
+    if config.adam_states != "float32" and (made := small_adam(config, tensors)) is not None:
+        return made(tensors, **how)
     if narrow:
         return RoundedAdamW(tensors, seed=config.seed, **how)
     return AdamW(tensors, fused=True if all(p.is_cuda for p in tensors) else None, **how)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from grpo.errors import ConfigError
+from grpo.language.compat.arguments import updates
 from grpo.language.data.columns import named_in
 from grpo.language.engines import sampler_flaw
 from grpo.language.planning.sizes import memory_limit
@@ -49,13 +50,19 @@ def unswitched(config: LanguageConfig, given: Collection[str]) -> dict[str, str]
 
 def notices(config: LanguageConfig) -> list[str]:
     """What may be meant otherwise, in words."""
+    found = []
+    if (times := updates(config)) > 1 and config.says("max_steps") and (steps := config.run.steps):
+        found.append(
+            f"max_steps={steps} counts samplings, each with {times} updates: {steps * times} in all, where TRL would "
+            f"make {steps}; max_steps={-(-steps // times)} makes as many, or import from grpo.language.trl"
+        )
     by_tokens = config.recipe.reduction in ("token_mean", "fixed_length")
     if "ratio" in config.changed and config.recipe.ratio == "sequence" and by_tokens:
-        return [
+        found.append(
             f"a ratio of whole sequences with loss_type={config.loss_type}, which adds up tokens, weighs each sequence "
             "by its length; GSPO's objective is loss_type=grpo with it, or the recipe gspo"
-        ]
-    return []
+        )
+    return found
 
 
 def check(config: LanguageConfig) -> None:

@@ -10,30 +10,29 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from grpo.blocks import Blocks, extended
-from grpo.config import ConfigError, GRPOConfig, NamedCode, RayWorkers
-from grpo.dialects import SYSTEMS, Translation, Words, joined, key_of
+from grpo.config import GRPOConfig, NamedCode, RayWorkers
+from grpo.dialects import SYSTEMS, Words, joined
 from grpo.language.checks import check, unswitched
+from grpo.language.compat.arguments import ScriptConfig
 from grpo.language.compat.dialect import WORDS
-from grpo.language.compat.strategies import evaluated, without_epochs
 from grpo.language.engines import Sampling
 from grpo.recipes import RECIPES
-from grpo.run.config import RunConfig
-from grpo.run.dialect import RUN, RUN_NAMES, run_config, translate_run
+from grpo.run.dialect import RUN, RUN_NAMES
 
 BLOCKS: Blocks = {
     "model": (
         "model", "revision", "tokenizer", "dtype", "weights", "attention", "trust_remote_code", "model_kwargs",
-        "quantize", "gradient_checkpointing", "activation_offloading", "torch_compile", "lora_rank", "lora_alpha",
-        "lora_targets", "adapter", "train_vision",
+        "quantize", "gradient_checkpointing", "activation_offloading", "torch_compile", "tf32",
+        "full_determinism", "lora_rank", "lora_alpha", "lora_targets", "adapter", "train_vision",
     ),
     "data": (
         "dataset", "dataset_config", "dataset_split", "eval_dataset", "eval_split", "prompt_column", "answer_column",
         "answer_after", "system_prompt", "prompt_template", "skip_apply_chat_template", "chat_template_kwargs",
-        "shuffle", "max_prompt_length", "overlong_prompts", "dataset_num_proc", "role_column", "image_column",
-        "max_pixels",
+        "shuffle", "data_seed", "max_prompt_length", "overlong_prompts", "dataset_num_proc", "role_column",
+        "image_column", "max_pixels",
     ),
     "rewards": (
         "rewards", "reward_timeout", "reward_workers", "overlap_rewards", "correctness_reward", "xml_reward",
@@ -46,12 +45,12 @@ BLOCKS: Blocks = {
     "turns": ("tools", "environment", "max_turns", "turn_timeout", "workers"),
     "teacher": ("teacher", "teacher_template", "teacher_decay", "teacher_success", "teacher_timeout"),
     "update": (
-        "tokens_per_microbatch", "memory", "packing", "lr_schedule", "warmup_steps", "warmup_ratio", "adam_beta1",
-        "adam_beta2", "adam_epsilon", "use_adaptive_entropy", "entropy_target", "entropy_coef_min", "entropy_coef_max",
-        "entropy_coef_delta",
+        "tokens_per_microbatch", "memory", "packing", "lr_schedule", "lr_schedule_kwargs", "warmup_steps",
+        "warmup_ratio", "adam_states", "adam_beta1", "adam_beta2", "adam_epsilon", "use_adaptive_entropy",
+        "entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta",
     ),
     "warm_start": ("warm_start_steps", "warm_start_batch", "warm_start_learning_rate"),
-    "eval": ("eval_samples", "eval_on_start", "eval_by", "eval_prompts"),
+    "eval": ("eval_samples", "eval_delay", "load_best_model_at_end", "eval_on_start", "eval_by", "eval_prompts"),
     "logging": ("log_completions", "num_completions_to_print", "log_unique_prompts", "log_multimodal"),
     "hub": ("push_to_hub", "hub_model_id", "hub_private"),
 }  # fmt: skip
@@ -70,7 +69,7 @@ PLAIN_ENGINE = {
 """Arguments of vLLM for which nothing is run; `worker_extension_cls` would be imported."""
 
 
-class LanguageConfig(GRPOConfig):
+class LanguageConfig(ScriptConfig):
     """The algorithm's settings with those of language models."""
 
     dialect: ClassVar[str] = "trl"
@@ -114,6 +113,10 @@ class LanguageConfig(GRPOConfig):
     torch_compile: bool = False
     """Compile norms and MLPs for the update, where the model is not one whose layers are written by hand already (a
     GPU, the layout of Llama, Mistral and Qwen): the first step takes a minute, the others less."""
+    tf32: bool | None = None
+    """Whether products of float32 matrices may be computed in TF32 on a GPU; None: as PyTorch is set."""
+    full_determinism: bool = False
+    """Have PyTorch use deterministic algorithms alone, which takes longer: a run on a GPU repeats bit for bit."""
     lora_rank: int = Field(default=0, ge=0)
     """Train a LoRA adapter of this rank instead of the weights; 0: the weights."""
     lora_alpha: float | None = Field(default=None, gt=0)
@@ -154,6 +157,8 @@ class LanguageConfig(GRPOConfig):
     """Further arguments of the chat template (enable_thinking: false)."""
     shuffle: bool = True
     """Draw rows in an order made from (seed, epoch); false: as they stand."""
+    data_seed: int | None = Field(default=None, ge=0)
+    """The seed of that order; None: seed."""
     max_prompt_length: int | None = Field(default=512, ge=1)
     """Longest prompt in tokens; None: no limit."""
     overlong_prompts: Literal["drop", "truncate", "error"] = "drop"
@@ -258,10 +263,15 @@ class LanguageConfig(GRPOConfig):
     packed where the attention implementation knows it, else segments, shared or padded, the first that can be."""
     lr_schedule: str = "constant"
     """Of the learning rate over the run: constant, linear, cosine, … (transformers' names), after any warm-up."""
+    lr_schedule_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of that schedule: min_lr of cosine_with_min_lr, num_decay_steps of warmup_stable_decay, …"""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate grows to its full value."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     """Instead: share of the run."""
+    adam_states: Literal["float32", "8bit", "paged", "paged_8bit"] = "float32"
+    """How AdamW keeps its moments: float32, in 8 bits, in memory that the GPU shares with the host, or both; the others
+    by bitsandbytes, where that and a GPU are there. Elsewhere float32, and a note."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     """Of AdamW."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -292,6 +302,10 @@ class LanguageConfig(GRPOConfig):
     # --- evaluation and output
     eval_samples: int = Field(default=1, ge=1)
     """Completions of each held-out prompt; 1: the likeliest tokens (greedy), more: sampled, with pass@k."""
+    eval_delay: float = Field(default=0.0, ge=0)
+    """Steps before the first evaluation; with eval_strategy=epoch, passes over the data."""
+    load_best_model_at_end: bool = False
+    """When a run ends, go back to the best of its checkpoints (run.best_by); its folder has the best model anyway."""
     eval_on_start: bool = False
     """Evaluate the untouched model too; told with the first step as before/accuracy and so on."""
     eval_by: str | None = None
@@ -324,40 +338,11 @@ class LanguageConfig(GRPOConfig):
     learning_rate: float = Field(default=1e-6, gt=0)
     """Of AdamW. Around 1e-6 for all weights, 1e-5 to 1e-4 for an adapter."""
 
-    _run: dict[str, Any] = PrivateAttr(default_factory=dict)
-    _run_translations: list[Translation] = PrivateAttr(default_factory=list)
-    _by_epoch: tuple[str, ...] = PrivateAttr(default=())
-
     def __init__(self, output_dir: str | None = None, *, _dialect: str = "trl", **settings: Any) -> None:
-        given = settings if output_dir is None else {"output_dir": output_dir, **settings}
-        if given.get("teacher") and not given.keys() & {"loss_type", "recipe", "teacher_coef", "algorithm"}:
-            given = given | {"loss_type": "opd"}  # a teacher alone
-        given, by_epoch = without_epochs(given)
-        try:
-            given, run, translations = translate_run(evaluated(given))
-            run_config(run, translations)
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
-        super().__init__(_dialect=_dialect, **given)
-        self._run, self._run_translations, self._by_epoch = run, translations, by_epoch
+        if settings.get("teacher") and not settings.keys() & {"loss_type", "recipe", "teacher_coef", "algorithm"}:
+            settings = settings | {"loss_type": "opd"}  # a teacher alone
+        super().__init__(output_dir, _dialect=_dialect, **settings)
         check(self)
-
-    @property
-    def run(self) -> RunConfig:
-        """How the run is carried out: what output_dir, num_train_epochs, use_wandb and their like became."""
-        return RunConfig(**self._run)
-
-    @property
-    def by_epoch(self) -> tuple[str, ...]:
-        """What of `run` happens once a pass over the data: eval_strategy, save_strategy, logging_strategy of epoch."""
-        return self._by_epoch
-
-    @property
-    def translations(self) -> list[Translation]:
-        """What foreign spellings became."""
-        return [*super().translations, *self._run_translations]
 
     def title(self, given: Collection[str], preset: str) -> str:
         """After its preset, else its data or model."""
@@ -381,24 +366,6 @@ class LanguageConfig(GRPOConfig):
         for setting, names in passed.items():
             for name in sorted(names):
                 yield NamedCode(setting, name, "argument")
-
-    def but(self, **settings: Any) -> LanguageConfig:
-        """These settings with some changed."""
-        changed = super().but(**settings)
-        changed._run = self._run | changed._run
-        changed._by_epoch = tuple(dict.fromkeys([*changed._by_epoch, *self._by_epoch]))
-        changed._run_translations = [*changed._run_translations, *self._run_translations]
-        return changed
-
-    def __getattr__(self, name: str) -> Any:
-        if name in RUN_NAMES:
-            return getattr(self.run, name)
-        for item in () if name.startswith("_") else self._run_translations:
-            if key_of(item.key) == name:
-                return item.value
-        if (spelling := next((one for one in RUN if one.key == name), None)) is not None:
-            raise AttributeError(f"{name} was not given; it is run.{spelling.becomes} here")
-        return super().__getattr__(name)
 
     @property
     def sampling(self) -> Sampling:
@@ -434,6 +401,10 @@ class LanguageConfig(GRPOConfig):
         fields = type(self).model_fields
         given = {name for name in self.model_fields_set if getattr(self, name) != fields[name].default}
         idle |= unswitched(self, given)
+        if "lr_schedule_kwargs" in given and self.lr_schedule == "constant":
+            idle["lr_schedule_kwargs"] = "lr_schedule=constant takes none"
+        if "data_seed" in given and not self.shuffle:
+            idle["data_seed"] = "it needs shuffle"
         if "hub_model_id" in given and not self.push_to_hub:
             idle["hub_model_id"] = "it needs push_to_hub"
         if "chat_template_kwargs" in given and self.skip_apply_chat_template:

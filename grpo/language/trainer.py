@@ -24,6 +24,7 @@ from grpo.language.build import Given, Parts, build, name_of, prompts_of
 from grpo.language.checks import notices
 from grpo.language.comparing import learn_values
 from grpo.language.compat import tables
+from grpo.language.compat.arguments import EPOCHS
 from grpo.language.compat.callbacks import Callbacks
 from grpo.language.compat.easydel import vInference
 from grpo.language.compat.entropy import AdaptiveEntropy
@@ -50,8 +51,6 @@ from grpo.seeding import mixed
 from grpo.together import by_chief, same_weights
 from grpo.trainer import Trainer
 
-EPOCHS = 3
-"""Passes over the data set unless the settings say otherwise; TRL and EasyDeL have the same."""
 ENOUGH = 8
 """Prompts that pre-flight looks at."""
 
@@ -195,7 +194,7 @@ class GRPOTrainer(KnownTrainer):
             quantization_config, peft_config, tools, environment, ref_model, teacher_model, rollout_func,
             environment_factory,
         )  # fmt: skip
-        parts = build(config, given)
+        parts = build(config.in_use(), given)
         for notice in notices(parts.config):
             warn(notice)
         self.tokens, self.chat, self.given = parts.tokens, parts.chat, given
@@ -232,8 +231,11 @@ class GRPOTrainer(KnownTrainer):
 
     def _evaluated(self, step: int) -> Mapping[str, float | None]:
         """An evaluation during a run, which its log will tell of."""
+        passed = self.source.epoch(step) or 0.0 if "evaluate_every" in self.config.by_epoch else step
+        if passed < self.config.eval_delay:
+            return {}
         self._judged = self.source.judge_held_out()
-        return self._judged.metrics()
+        return self._measures(self._judged)
 
     def cannot_evaluate(self) -> str:
         """What is missing."""
@@ -244,8 +246,12 @@ class GRPOTrainer(KnownTrainer):
 
     def planned(self, asked: Mapping[str, Any], kept: bool) -> RunConfig:
         """As the settings say, which hold a plan of their own; what they count in epochs becomes steps."""
-        once = {name: max(1, round(self.source.epoch_steps())) for name in self.config.by_epoch}
-        return self.config.run.model_copy(update=once | dict(asked))
+        how = self.config.run.model_copy(update=dict(asked))
+        return self.config.planned(how, self._once(), self.total_steps(how)).model_copy(update=dict(asked))
+
+    def _once(self) -> int:
+        """Steps of a pass over the data, where something counts these."""
+        return max(1, round(self.source.epoch_steps())) if self.config.by_epoch else 1
 
     def total_steps(self, how: RunConfig) -> int:
         """Steps of the run: as given, or so many passes over the data; three where nothing is said."""
@@ -256,17 +262,16 @@ class GRPOTrainer(KnownTrainer):
     def schedule(self, steps: int) -> None:
         """Tell how many steps the run will have: schedules, reward functions and callbacks want to know."""
         self._around.total = self.source.max_steps = steps
-        self._callbacks.log_every = self.config.run.log_every
-        self._callbacks.begin(steps)
+        self._callbacks.begin(steps, self.config.planned(self.config.run, self._once(), steps))
 
     def listening(self, callbacks: Sequence[Any]) -> Sequence[Callable[[StepReport], Any]]:
         """All are told in one place, after those of the constructor: they may be transformers' own kind."""
         for callback in self._passing:  # of an earlier run
             self._callbacks.pop(callback)
-        before = len(self._callbacks.all)
+        before = len(self._callbacks.callbacks)
         for callback in callbacks:
             self._callbacks.add(callback)
-        self._passing = self._callbacks.all[before:]
+        self._passing = self._callbacks.callbacks[before:]
         return ()
 
     def stops(self, report: StepReport) -> bool:
@@ -274,17 +279,20 @@ class GRPOTrainer(KnownTrainer):
         judged, self._judged = self._judged, None
         row = {} if judged is None else self._in_their_words(judged)
         over = self._callbacks.step_done(report, self._around.total or report.step, self.recipe, row)
-        if self.config.log_completions and self.ranks.chief and report.step % self.config.run.log_every == 0:
+        if self.config.log_completions and self.ranks.chief and report.step % self._callbacks.log_every == 0:
             folder = None if self.run_folder is None else Path(self.run_folder)
             tables.show(report, self.config, folder, self.watched)
         if self._callbacks.wishes("should_evaluate") and judged is None and self.source.held_out:
             judged = self.source.judge_held_out()
-            report.metrics |= {f"eval/{name}": value for name, value in judged.metrics().items()}
+            report.metrics |= {f"eval/{name}": value for name, value in self._measures(judged).items()}
             self._callbacks.evaluated(self._in_their_words(judged))
         return over
 
     def finish(self, reason: str, folder: Path | None) -> None:
         """Tell the callbacks; upload the model where that was asked for."""
+        self._mark(self.steps_done)
+        if self.config.load_best_model_at_end and reason in ("done", "stopped"):
+            self._load_best(folder)
         self._ended = self._callbacks.end()
         if folder is not None and reason in ("done", "stopped") and self.config.push_to_hub:
             print(f"uploaded: {self.push_to_hub(folder / 'model')}")

@@ -32,12 +32,12 @@ def _steps(name: str) -> Callable[[Any], Settings]:
     return lambda value: {} if absent(value) else convert(value)
 
 
-def _strategy(name: str, never: Settings, remedy: str) -> Callable[[Any], Settings]:
-    """When something is done: by steps, or not at all."""
+def _strategy(name: str, never: Settings, remedy: str, *more: str) -> Callable[[Any], Settings]:
+    """When something is done: by steps, or not at all; `more`: words that leave it to something else."""
 
     def convert(value: Any) -> Settings:
         word = spelled(value).lower()
-        if word not in ("no", "steps", "false"):  # YAML reads `no` as false
+        if word not in ("no", "steps", "false", *more):  # YAML reads `no` as false
             raise ValueError(f"{value!r} is not done here: {remedy}, which counts steps")
         return {} if word == "steps" else never
 
@@ -85,7 +85,7 @@ def _best(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settin
             raise ValueError("greater_is_better=false needs metric_for_best_model: of which metric")
         return {}
     name = "eval/" + str(metric).removeprefix("eval_") if str(metric).startswith("eval_") else str(metric)
-    low = not absent(greater) and not truth(greater)
+    low = name.endswith("loss") if absent(greater) else not truth(greater)
     return {"metric_for_best_model": {"best_by": f"-{name}" if low else name}}
 
 
@@ -112,8 +112,8 @@ RUN = (
     Spelling(
         "save_strategy",
         "checkpoint_every",
-        "steps; no: the last alone, which is always saved",
-        _strategy("save_strategy", _NO_SAVES, "use save_steps (run.checkpoint_every)"),
+        "steps; no: the last alone, which is always saved; best: evaluations by which metric_for_best_model is judged",
+        _strategy("save_strategy", _NO_SAVES, "use save_steps (run.checkpoint_every)", "best"),
     ),
     Spelling(
         "save_total_limit",

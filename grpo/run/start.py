@@ -6,6 +6,7 @@ asked for ─► RunConfig ─► folder? new: config.json, run.json · there: r
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from grpo.dialects import OWN
 from grpo.errors import SamplesFailed, warn
 from grpo.protocols import Ranks, State
 from grpo.report import StepReport
-from grpo.run import open_trackers
+from grpo.run import checkpoint, open_trackers
 from grpo.run.config import ENDLESS, RunConfig
 from grpo.run.dialect import run_config
 from grpo.run.files import FolderError
@@ -31,6 +32,7 @@ from grpo.run.stepping import Summary
 from grpo.run.trackers import Tracker
 from grpo.together import by_chief
 
+_CHECKPOINT = re.compile(r"(?:step|checkpoint)-(\d{1,15})")
 MOST = 10_000
 """Reports that `train` returns at most, and returns of episodes in the tutorial's list, the last ones: a run may be
 longer than memory is large."""
@@ -44,7 +46,7 @@ def start(
     how: RunConfig,
     folder: RunFolder | Elsewhere | None,
     *,
-    resume: bool = False,
+    resume: bool | int = False,
     document: Mapping[str, Any] | None = None,
     states: Batches | None = None,
     trackers: Sequence[str | Tracker] = (),
@@ -189,7 +191,7 @@ def train(
     trackers: Sequence[Tracker],
     callbacks: Sequence[Callable[[StepReport], Any]],
     progress: str | Progress | None,
-    resume: bool | str | None,
+    resume: bool | str | Path | None,
     overwrite: bool = False,
 ) -> list[StepReport]:
     """What `GRPOTrainer.train` does: see there."""
@@ -204,7 +206,8 @@ def train(
     how = trainer.planned(asked, kept)
     _expect_possible(trainer, how)  # before there is a folder
     told = Told(trainer.listening(callbacks))
-    place, resumed, document = None, False, None
+    place, document = None, None
+    resumed: bool | int = False
     if kept or trainer.always_kept:
         document = _document(trainer, how)
         place, resumed = _place(trainer, how, document, folder, resume, overwrite)
@@ -278,13 +281,13 @@ def _place(
     how: RunConfig,
     document: Mapping[str, Any],
     folder: Path | None,
-    resume: bool | str | None,
+    resume: bool | str | Path | None,
     overwrite: bool,
-) -> tuple[RunFolder | Elsewhere, bool]:
-    """Where the run's results go, and whether it goes on there: the chief looks."""
+) -> tuple[RunFolder | Elsewhere, bool | int]:
+    """Where the run's results go, and whether it goes on there, perhaps from which step: the chief looks."""
     if trainer.ranks.size == 1:
         return _looked_up(trainer, how, document, folder, resume, overwrite)
-    found: list[tuple[RunFolder, bool]] = []
+    found: list[tuple[RunFolder, bool | int]] = []
 
     def work() -> State:
         found.append(_looked_up(trainer, how, document, folder, resume, overwrite))
@@ -295,17 +298,25 @@ def _place(
     return found[0] if found else (Elsewhere(Path(told["path"]), told["config"]), told["resumed"])
 
 
+def _of_checkpoint(path: Path) -> tuple[Path, int | None]:
+    """The run's folder, and the step that a path in it names: checkpoints/step-00000010, checkpoint-10."""
+    named = _CHECKPOINT.fullmatch(path.name)
+    if named is None or (path / "run.json").exists():
+        return path, None
+    return path.parent.parent if path.parent.name == "checkpoints" else path.parent, int(named[1])
+
+
 def _looked_up(
     trainer: GRPOTrainer,
     how: RunConfig,
     document: Mapping[str, Any],
     folder: Path | None,
-    resume: bool | str | None,
+    resume: bool | str | Path | None,
     overwrite: bool,
-) -> tuple[RunFolder, bool]:
-    if isinstance(resume, str):
-        folder = Path(resume)
-        folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+) -> tuple[RunFolder, bool | int]:
+    step = None
+    if resume and not isinstance(resume, bool):
+        folder, step = _of_checkpoint(Path(resume))
     name, seed = how.name or trainer.run_name, trainer.config.seed
     if folder is not None:  # as it is: braces in a path of one's own mean nothing
         how = how.model_copy(update={"logdir": str(folder).replace("{", "{{").replace("}", "}}")})
@@ -323,5 +334,7 @@ def _looked_up(
             f"{afresh}choose another output_dir (save_directory)"
         )
     if there and (resume or folder is not None):
-        return RunFolder.open(path), True
+        found = RunFolder.open(path)
+        newest = max((int(at.name.removeprefix("step-")) for at in checkpoint.steps(found)), default=0)
+        return found, True if step is None or step >= newest else step
     return create(how, document, name=name, task=trainer.task, seed=seed), False

@@ -49,7 +49,7 @@ class GRPOTrainer(Trainer):
 
     def train(
         self,
-        first: int | Batches | str | None = None,
+        first: int | Batches | str | Path | None = None,
         /,
         steps: int | None = None,
         *,
@@ -65,7 +65,7 @@ class GRPOTrainer(Trainer):
         total_updates: int | None = None,
         total_timesteps: int | None = None,
         verbose: int | None = None,
-        resume_from_checkpoint: bool | str | None = None,
+        resume_from_checkpoint: bool | str | Path | None = None,
         overwrite: bool = False,
     ) -> list[StepReport]:
         """Train; the reports of all steps (of the last 10,000) come back, the last with its arrays, too.
@@ -78,11 +78,11 @@ class GRPOTrainer(Trainer):
         trackers: tensorboard, wandb, trackio, mlflow, swanlab, comet or objects of your own, with the project's name
             there. A run that you have open at one of these is logged into, and left open, without; None: none at all.
         callbacks: get each report; one that returns False ends the training. progress: auto, live, plain, None.
-        resume_from_checkpoint: True: there must be a run; a path: in that folder. overwrite: a run there goes first.
+        resume_from_checkpoint: True: there must be a run; a path: that folder, or checkpoint. overwrite: it goes first.
         """
         from grpo.run.start import train  # here: only a run needs files, signals and locks
 
-        if isinstance(first, bool | str):  # as transformers' trainers take it
+        if isinstance(first, bool | str | Path):  # as transformers' trainers take it
             resume_from_checkpoint = first
         elif isinstance(first, int):
             steps = first

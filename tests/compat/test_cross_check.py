@@ -1,6 +1,6 @@
 """TRL itself beside us, on the same scripts and the same completions: the same log of the first step.
 
-TRL is no requirement of the project: with `pip install trl==1.16.*`, `pytest -m slow tests/compat` runs this file.
+TRL is no requirement of the project: `make cross-check` installs it in a place of its own and runs this file.
 """
 
 from __future__ import annotations
@@ -16,37 +16,30 @@ from typing import Any
 import pytest
 import transformers
 
-from grpo.language import GRPOConfig, GRPOTrainer, build
+from grpo.language import build
 from grpo.language.model import vision
+from grpo.language.trl import GRPOConfig, GRPOTrainer
 from tests.compat import forced, hub
 
 SCRIPTS = Path(__file__).parent / "published"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed: pip install trl==1.16.*"),
+    pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed: make cross-check"),
 ]
 
 BOTH = {"bf16": False, "use_cpu": True, "shuffle_dataset": False}
 """float32, and rows in their order: each shuffles in its own way."""
-THEIRS = {
-    "seed": 42, "loss_type": "dapo", "max_completion_length": 512, "per_device_train_batch_size": 8,
-    "lr_scheduler_type": "linear", "max_prompt_length": None, "logging_steps": 10, "report_entropy": True,
-    "preflight": False,
-}  # fmt: skip
-"""What TRL does where a script says nothing and we do otherwise; docs/trl.md lists them."""
 OTHERWISE = {("multi_task", "frac_reward_zero_std"), ("tools", "num_tokens"), ("environments", "num_tokens")}
 """With scale_rewards=batch TRL asks whether the whole batch has one reward, we ask each group. What tools answer is
 read by the model, and counts as tokens here."""
 SECONDS = {"step_time"}
 
 
-def ours(name: str) -> tuple[Any, Any]:
-    """Our two names, for a script that says nothing of these settings."""
+def ours() -> tuple[Any, Any]:
+    """Our two names, with TRL's defaults."""
 
     def config(**said: Any) -> GRPOConfig:
-        more = {"use_bias_correction_kl": True} if said.get("beta") else {}
-        bare = {"skip_apply_chat_template": True} if name in ("custom_rewards", "multi_task") else {}
-        return GRPOConfig(**BOTH | THEIRS | more | bare | said)
+        return GRPOConfig(**BOTH | {"preflight": False} | said)
 
     def trainer(**given: Any) -> GRPOTrainer:
         return GRPOTrainer(**{"args": config(output_dir="out", report_to="none"), **given})
@@ -114,7 +107,7 @@ def test_the_first_row_of_the_log_is_trls(name: str, folder: Path, tmp_path: Pat
     wanted = first_row(name, tmp_path / "theirs", folder, theirs(monkeypatch), "trl.rewards")
     monkeypatch.undo()
     monkeypatch.setattr(build, "make_engine", lambda kind, model, tokens, ahead=False, **more: forced.Forced(tokens))
-    found = first_row(name, tmp_path / "ours", folder, ours(name), "grpo.language.rewards")
+    found = first_row(name, tmp_path / "ours", folder, ours(), "grpo.language.rewards")
     assert wanted.keys() <= found.keys()
     compared = {key for key in wanted if key not in SECONDS and (name, key) not in OTHERWISE}
     assert {key: found[key] for key in compared} == {

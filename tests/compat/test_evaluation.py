@@ -30,6 +30,16 @@ def test_held_out_rows_may_be_given_in_every_form(tmp_path, form):
     assert made.eval_dataset is rows
 
 
+def test_evaluations_come_every_share_of_the_run_after_a_delay(tmp_path):
+    how = {"save_strategy": "no", "save_steps": 5}  # as TRL, the second is not read
+    how |= {"eval_strategy": "steps", "eval_steps": 0.3, "eval_delay": 3, "logging_steps": 0.5, "max_steps": 4}
+    made = train(trainer(tmp_path, given={"eval_dataset": held_out("dataset")}, **how))
+    rows = made.state.log_history
+    assert [row["step"] for row in rows if "eval_reward" in row] == [4]  # every second step, from the third on
+    assert [row["step"] for row in rows if "loss" in row and "train_loss" not in row] == [2, 4]
+    assert (made.args.eval_steps, made.state.eval_steps, made.state.logging_steps) == (0.3, 2, 2)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_every_form_are_evaluated_on_without_having_been_given_before(tmp_path, form):
     made = trainer(tmp_path, num_generations_eval=2)
@@ -93,7 +103,7 @@ def test_several_sets_are_told_apart_in_log_and_metrics(tmp_path):
 def test_a_stream_is_trained_on_for_so_many_steps(tmp_path):
     data = STANDARD.to_iterable_dataset()
     learns(trainer(tmp_path, data=data, max_steps=2))
-    with pytest.raises(ConfigError, match=r"needs a data set of known length; use run\.steps"):
+    with pytest.raises(ConfigError, match=r"say how long to train with max_steps"):
         train(trainer(tmp_path / "endless", data=data, max_steps=-1))
 
 

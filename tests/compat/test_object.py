@@ -1,15 +1,28 @@
 """The trainer as an object: what scripts read of it, its log, its callbacks and the files they ask for."""
 
 import json
+import logging
+import types
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import (
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+)
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from grpo.config import ConfigError
+from grpo.language.compat import arguments
 from grpo.language.compat.history import earlier_rows
 from grpo.run import hub
-from tests.compat.scripts import STANDARD, spread, tokenizer, train, trainer
+from grpo.run.folder import RunFolder
+from tests.compat.scripts import STANDARD, settings, spread, tokenizer, train, trainer
 
 TRLS = {
     "loss", "grad_norm", "learning_rate", "num_tokens", "completions/mean_length", "completions/min_length",
@@ -165,16 +178,48 @@ def test_completions_are_printed_as_a_table(tmp_path, capsys):
 
 
 def test_a_run_is_resumed_as_scripts_do_it(tmp_path):
-    how = {"save_strategy": "steps", "save_steps": 1}
+    how = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": None}
     whole = train(trainer(tmp_path / "whole", max_steps=3, **how))
     train(trainer(tmp_path / "cut", max_steps=2, **how))
-    last = max((tmp_path / "cut" / "run" / "checkpoints").glob("step-*"))
-    for place in (True, str(last)):
-        again = train(trainer(tmp_path / "cut", max_steps=3, **how), resume_from_checkpoint=place)
-        assert again.state.global_step == 3 or place is not True
-    assert again.steps_done == 3
+    place = tmp_path / "cut" / "run"
+    assert get_last_checkpoint(place) == str(place / "checkpoint-2")
     names = dict(whole.model.named_parameters())
-    assert all(torch.equal(p, names[name]) for name, p in again.model.named_parameters())
+    for resumed in (True, get_last_checkpoint(place), place / "checkpoints" / "step-00000001", str(place)):
+        again = train(trainer(tmp_path / "cut", max_steps=3, **how), resume_from_checkpoint=resumed)
+        assert again.steps_done == 3 and json.loads((place / "checkpoint-3" / "trainer_state.json").read_text())
+        assert all(torch.equal(p, names[name]) for name, p in again.model.named_parameters())
+    told = [event["message"] for event in RunFolder.open(place).events() if event["event"] == "resumed"]
+    assert told == ["from step-00000002", "from step-00000002", "from step-00000001", "from step-00000003"]
+
+
+def test_checkpoints_that_are_gone_leave_no_folder_but_what_callbacks_keep_there(tmp_path):
+    made = trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=1, save_total_limit=1)
+    kept = tmp_path / "run" / "checkpoint-1" / "adapter.bin"
+
+    class Keeps(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                (Path(args.output_dir) / "checkpoint-1" / "adapter.bin").touch()
+
+    made.add_callback(Keeps)
+    train(made)
+    found = {path.name for path in (tmp_path / "run").glob("checkpoint-*")}
+    there = {int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").glob("step-*")}
+    assert found == {"checkpoint-1", *(f"checkpoint-{step}" for step in there)} and kept.exists()
+    with pytest.raises(ConfigError, match=r"train\(resume_from_checkpoint=True\)"):  # the same trainer, a second time
+        train(made)
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path):
+    how = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "best", "load_best_model_at_end": True,
+           "metric_for_best_model": "eval_completions/mean_length", "greater_is_better": False}  # fmt: skip
+    made = train(trainer(tmp_path, max_steps=3, given={"eval_dataset": STANDARD.select([0])}, **how))
+    lengths = [row["eval_completions/mean_length"] for row in made.state.log_history if "eval_reward" in row]
+    assert lengths.index(min(lengths)) == 0 and made.state.best_global_step == 1
+    assert (made.steps_done, made.state.global_step) == (1, 3)
+    assert made.state.best_model_checkpoint.endswith("checkpoint-1")
+    with pytest.raises(ConfigError, match="save_strategy=best needs metric_for_best_model"):
+        settings(tmp_path, save_strategy="best")
 
 
 def test_a_run_that_goes_on_between_two_rows_has_those_of_one_that_never_stopped():
@@ -194,3 +239,51 @@ def test_a_reward_that_judged_nothing_keeps_its_place_and_its_weight():
         {"step": 1, "eval_rewards/b/mean": 1.0},
         {"step": 2, "eval_rewards/a/mean": 2.0, "eval_rewards/b/mean": 1.0, "eval_reward": 10.2},
     ]
+
+
+def test_every_word_of_trls_answers_whether_or_not_it_was_given(tmp_path, monkeypatch):
+    args = trainer(tmp_path, gradient_accumulation_steps=2, per_device_train_batch_size=3, bf16=False).args
+    assert {name: getattr(args, name) for name in arguments.defaults()} == args.to_dict()
+    assert (args.max_steps, args.eval_strategy, args.save_strategy, args.logging_strategy) == (1, "no", "no", "steps")
+    assert (args.train_batch_size, args.generation_batch_size, args.steps_per_generation) == (3, 6, 2)
+    assert (args.bf16, args.lr_scheduler_type, args.load_best_model_at_end) == (False, "constant", False)
+    assert (args.world_size, args.process_index, args.local_rank, args.n_gpu) == (1, 0, -1, 0)
+    assert args.should_log and args.should_save and args.device == torch.device("cpu")
+    assert json.loads(args.to_json_string())["num_generations"] == 3
+    assert (args.but(warmup_steps=0.25).get_warmup_steps(8), args.get_process_log_level()) == (2, logging.WARNING)
+    assert {type(value) for value in args.to_sanitized_dict().values()} <= {str, int, float, bool}
+    with pytest.raises(AttributeError):
+        args.no_such_field  # noqa: B018
+
+
+def test_settings_are_assigned_until_a_trainer_uses_them(tmp_path):
+    args = settings(tmp_path, per_device_train_batch_size=24, eval_strategy="epoch")
+    args.num_generations, args.learning_rate, args.eval_strategy = 4, 1e-5, "no"
+    assert (args.group_size, args.groups_per_step, args.learning_rate, args.by_epoch) == (4, 6, 1e-5, ())
+    changed = args.but(seed=3)
+    changed.max_steps = 7
+    assert (changed.seed, changed.run.steps, args.run.steps) == (3, 7, 1)
+    for wrong, match in (({"learning_rat": 1}, "learning_rate"), ({"learning_rate": -1}, "greater than 0")):
+        with pytest.raises(ConfigError, match=match):
+            setattr(args, *next(iter(wrong.items())))
+    made = trainer(tmp_path)
+    with pytest.raises(ConfigError, match=r"args\.but"):
+        made.args.learning_rate = 1.0
+
+
+def test_transformers_own_callbacks_work(tmp_path, capsys):
+    seen = []
+    early = EarlyStoppingCallback(early_stopping_patience=1)
+    board = TensorBoardCallback(types.SimpleNamespace(
+        add_text=lambda tag, text: seen.append(tag), add_scalar=lambda tag, *_: seen.append(tag),
+        flush=lambda: None, close=lambda: None))  # fmt: skip
+    others = [board, DefaultFlowCallback, PrinterCallback, ProgressCallback, early]
+    given = {"callbacks": others, "eval_dataset": STANDARD.select([0])}
+    how = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_frac_reward_zero_std"}
+    made = train(trainer(tmp_path, given=given, max_steps=5, logging_steps=1, **how))
+    assert made.state.global_step == 2 and made.state.best_global_step == 1  # it is always 1
+    assert {"args", "model_config", "train/loss", "eval/reward"} <= {*seen} and "'loss'" in capsys.readouterr().out
+    assert made.control.should_training_stop and not made.is_in_train
+    assert [type(one).__name__ for one in made.callback_handler.callbacks][-1] == "EarlyStoppingCallback"
+    assert made.lr_scheduler.get_last_lr() == [0.1] and made.lr_scheduler.last_epoch == 2
+    assert (made.num_generations, made.beta, made.temperature, made.max_completion_length) == (3, 0.0, 1.0, 8)

@@ -77,12 +77,15 @@ def test_rewards_of_every_kind_teach(tmp_path, rewards, data):
     assert all({f"rewards/{r.__name__}/mean", f"rewards/{r.__name__}/std"} <= row.keys() for r in told)
 
 
-@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
-def test_the_reward_that_is_logged_is_weighted(tmp_path, aggregation):
-    made = trainer(tmp_path, rewards=[local(one), local(zero)], reward_weights=[0.7, 0.3],
-                   multi_objective_aggregation=aggregation)  # fmt: skip
-    assert train(made).state.log_history[-1]["reward"] == pytest.approx(0.7)
-    assert made.reward_weights.tolist() == pytest.approx([0.7, 0.3])
+@pytest.mark.parametrize(
+    ("aggregation", "weights"),
+    [("sum_then_normalize", [0.7, 0.3]), ("normalize_then_sum", [0.7, 0.3]), (None, [2.0, 0.5])],
+)
+def test_the_reward_that_is_logged_is_weighted(tmp_path, aggregation, weights):
+    how = {"multi_objective_aggregation": aggregation} if aggregation else {}
+    made = trainer(tmp_path, rewards=[local(one), local(zero)], reward_weights=weights, **how)
+    assert train(made).state.log_history[-1]["reward"] == pytest.approx(weights[0])
+    assert made.reward_weights.tolist() == pytest.approx(weights)
 
 
 def test_several_weighted_rewards_that_are_compared_one_by_one(tmp_path):
@@ -105,28 +108,45 @@ def test_rows_that_nobody_judges_leave_the_others_alone(tmp_path):
     assert row["reward"] == pytest.approx(1.5) and row["failed"] == 0.0
 
 
-def test_a_reward_reads_the_state_and_logs_columns_and_metrics(tmp_path):
-    def telling(completions, trainer_state, log_extra, log_metric, **columns):
-        assert hasattr(trainer_state, "global_step")
+@pytest.mark.parametrize("wanted", ["trainer_state", "log_extra", "log_metric"])
+def test_a_reward_reads_the_state_and_logs_columns_and_metrics(tmp_path, wanted):
+    steps = []
+
+    def reading(completions, trainer_state, **columns):
+        steps.append(trainer_state.global_step)
+        return length(completions)
+
+    def telling(completions, log_extra, **columns):
         log_extra("beginning", [completion[:2] for completion in completions])
+        return length(completions)
+
+    def measuring(completions, log_metric, **columns):
         log_metric("custom_accuracy", 0.75)
         return length(completions)
 
-    made = train(trainer(tmp_path, rewards=telling, log_completions=True))
-    assert made.state.log_history[0]["custom_accuracy"] == 0.75
-    import pyarrow.parquet
+    asks = {"trainer_state": reading, "log_extra": telling, "log_metric": measuring}[wanted]
+    made = train(trainer(tmp_path, rewards=asks, log_completions=wanted == "log_extra"))
+    assert ({*steps} == {0}) == (wanted == "trainer_state")
+    assert made.state.log_history[0].get("custom_accuracy") == (0.75 if wanted == "log_metric" else None)
+    if wanted == "log_extra":
+        import pyarrow.parquet
 
-    (path,) = (tmp_path / "run" / "completions").glob("*.parquet")
-    table = pyarrow.parquet.read_table(path).to_pydict()
-    assert path.name == "completions_00001.parquet" and len(table["beginning"]) == 3
-    assert {"step", "prompt", "completion", "telling", "advantage"} <= set(table)
+        (path,) = (tmp_path / "run" / "completions").glob("*.parquet")
+        table = pyarrow.parquet.read_table(path).to_pydict()
+        assert path.name == "completions_00001.parquet" and len(table["beginning"]) == 3
+        assert {"step", "prompt", "completion", "telling", "advantage"} <= set(table)
 
 
-def test_tokenizers_of_reward_models_are_as_many_as_these(tmp_path):
-    with pytest.raises(ConfigError, match="3 reward_processing_classes for 2 rewards"):
-        trainer(tmp_path, rewards=[judge(), judge()], given={"reward_processing_classes": [tokenizer()] * 3})
-    made = trainer(tmp_path, rewards=[judge(), judge()], given={"reward_processing_classes": [tokenizer()] * 2})
-    assert len(made.reward_processing_classes) == 2 and made.reward_funcs == [judge(), judge()]
+@pytest.mark.parametrize("count", [2, 3])
+def test_tokenizers_of_reward_models_are_as_many_as_these(tmp_path, count):
+    judges = [judge(), judge()]
+    how = {"rewards": judges, "given": {"reward_processing_classes": [tokenizer()] * count}}
+    if count == 3:
+        with pytest.raises(ConfigError, match="3 reward_processing_classes for 2 rewards"):
+            trainer(tmp_path, **how)
+    else:
+        made = trainer(tmp_path, **how)
+        assert len(made.reward_processing_classes) == 2 and made.reward_funcs == judges
 
 
 def test_one_reward_model_with_one_tokenizer(tmp_path):

@@ -110,7 +110,7 @@ def test_a_models_own_code_is_run_only_where_it_was_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("use_liger_kernel", [False, True])
-@pytest.mark.parametrize("loss_type", ["bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"])
 def test_every_loss_learns_with_and_without_the_kernel_that_is_not_needed(tmp_path, loss_type, use_liger_kernel):
     level = {"importance_sampling_level": "sequence" if loss_type == "luspo" else "token"}
     learns(trainer(tmp_path, loss_type=loss_type, use_liger_kernel=use_liger_kernel, gradient_accumulation_steps=2,
@@ -287,8 +287,9 @@ def test_an_adapter_learns_and_its_base_stays(tmp_path, wrapped, more):
         LoraConfig(target_modules=["q_proj", "v_proj", "lm_head"]),
         LoraConfig(target_modules=["q_proj", "v_proj"]),
         LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]),
+        LoraConfig(target_modules="all-linear"),
     ],
-    ids=["head", "no_head", "head_saved"],
+    ids=["head", "no_head", "head_saved", "all"],
 )
 def test_adapters_of_every_module_learn_beside_the_kernel_that_is_not_needed(tmp_path, config):
     """An adapter on the head too: TRL refuses that with Liger, which would leave it out."""
@@ -302,3 +303,11 @@ def test_prompt_learning_is_refused(tmp_path):
     config = PromptTuningConfig(task_type=TaskType.CAUSAL_LM, num_virtual_tokens=2)
     with pytest.raises(ConfigError, match="prompt-learning"):
         trainer(tmp_path, given={"peft_config": config}, use_liger_kernel=True, max_steps=2, learning_rate=0.01)
+
+
+def test_the_order_of_the_rows_has_a_seed_of_its_own(tmp_path):
+    orders = [
+        [prompt.text for prompt in trainer(tmp_path, **seeds).source.prompts.batch(0, 6)]
+        for seeds in ({"seed": 5}, {"data_seed": 5, "seed": 1}, {"seed": 1})
+    ]
+    assert orders[0] == orders[1] != orders[2]

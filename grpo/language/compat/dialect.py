@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,8 +33,13 @@ from grpo.language.compat.rlinf import RLINF
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
+def world_size() -> int:
+    """Processes that train together, as torchrun and accelerate say."""
+    return int(os.environ.get("WORLD_SIZE") or 1)
+
+
 def batches(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
-    """TRL counts completions: so many a device, times accumulation, are an optimizer step; times
+    """TRL counts completions: so many a device, times devices and accumulation, are an optimizer step; times
     steps_per_generation, what is sampled at a time. Here a step is so many prompts with group_size completions each.
     """
     number = {key: whole(value) for key, value in words.items() if not absent(value)}
@@ -42,8 +48,9 @@ def batches(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Sett
     if "generation_batch_size" in number and "steps_per_generation" in number:
         raise ValueError("generation_batch_size and steps_per_generation say the same thing; give one of them")
     device, accumulated = number.get("per_device_train_batch_size", 8), number.get("gradient_accumulation_steps", 1)
-    update = device * accumulated
-    sampled = number.get("generation_batch_size", device * number.get("steps_per_generation", accumulated))
+    update = device * accumulated * world_size()
+    every = device * number.get("steps_per_generation", accumulated) * world_size()
+    sampled = number.get("generation_batch_size", every)
     group = whole(ours.get("group_size", 8))
     if min(number.values()) < 1 or sampled % group:
         told = ", ".join(f"{key}={value}" for key, value in number.items())
@@ -181,14 +188,14 @@ def _loss_type(value: Any) -> Settings:
 
 
 def reference(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Settings]:
-    """sync_ref_model is a switch; on, what is not said beside it is EasyDeL's: every 64 steps, nine tenths."""
+    """sync_ref_model is a switch; on, what is not said beside it is TRL's: every 512 steps, six tenths."""
     switch = words.get("sync_ref_model")
     if switch is not None and not truth(switch):
         return {"sync_ref_model": {"ref_sync_steps": None, "ref_mixup_alpha": 1.0}}
     names = {"ref_model_sync_steps": "ref_sync_steps", "ref_model_mixup_alpha": "ref_mixup_alpha"}
     found: dict[str, Settings] = {key: {names[key]: value} for key, value in words.items() if key in names}
     if switch is not None:
-        found["sync_ref_model"] = {"ref_sync_steps": Soft(64), "ref_mixup_alpha": Soft(0.9)}
+        found["sync_ref_model"] = {"ref_sync_steps": Soft(512), "ref_mixup_alpha": Soft(0.6)}
     return found
 
 
@@ -213,11 +220,15 @@ FIELDS = (
     # optimizer
     Spelling("lr_scheduler_type", "lr_schedule", "linear; ours constant",
              given("lr_schedule", lambda value: spelled(value).removesuffix("_with_warmup"))),
-    refuse("lr_scheduler_kwargs", "schedules run with transformers' defaults", {}),
+    Spelling("lr_scheduler_kwargs", "lr_schedule_kwargs", "none", given("lr_schedule_kwargs", _block)),
     Spelling("warmup_steps", "warmup_steps, warmup_ratio", "0; below 1 it is a share of the run",
              lambda value: {"warmup_ratio" if 0 < float(value) < 1 else "warmup_steps": value}),
-    Spelling("optim", "", "adamw_torch_fused; another is handed over as GRPOTrainer(optimizers=(yours, None))",
-             choice({"adamw_torch": {}, "adamw_torch_fused": {}})),
+    Spelling("optim", "adam_states", "adamw_torch_fused, or 8-bit and paged ones of bitsandbytes; another is handed "
+             "over as GRPOTrainer(optimizers=(yours, None))",
+             choice({"adamw_torch": {}, "adamw_torch_fused": {}, "adamw_8bit": {"adam_states": "8bit"},
+                     "adamw_bnb_8bit": {"adam_states": "8bit"}, "paged_adamw": {"adam_states": "paged"},
+                     "paged_adamw_32bit": {"adam_states": "paged"}, "paged_adamw_8bit": {"adam_states": "paged_8bit"},
+                     })),
     refuse("optim_args", "AdamW has adam_beta1, adam_beta2, adam_epsilon and weight_decay"),
     refuse("optim_target_modules", "low-rank optimizers are not made here; lora_rank trains fewer weights"),
     accept("label_smoothing_factor", "there are no labels, only sampled tokens", 0.0),
@@ -229,7 +240,6 @@ FIELDS = (
              when({"dtype": "float16"})),
     accept("bf16_full_eval", _PRECISE, False),
     accept("fp16_full_eval", _PRECISE, False),
-    refuse("tf32", "call torch.set_float32_matmul_precision yourself"),
     Spelling("use_cpu", "device", "false", when({"device": "cpu"})),
     accept("gradient_checkpointing_kwargs", "layers are computed again in one way; the gradients are the same"),
     accept("torch_compile_backend", _COMPILE),
@@ -249,7 +259,6 @@ FIELDS = (
     Spelling("shuffle_dataset", "shuffle", "true", given("shuffle")),
     Spelling("train_sampling_strategy", "shuffle", "random",
              choice({"random": {}, "sequential": {"shuffle": False}})),
-    refuse("data_seed", "everything random comes from seed"),
     accept("remove_unused_columns", "every column reaches the rewards, which take those they name", False),
     accept("label_names", "there are no labels"),
     accept("length_column_name", "lengths are counted in tokens", "length"),
@@ -296,9 +305,9 @@ FIELDS = (
     Spelling("multi_objective_aggregation", "credit, whiten, whiten_eps, whiten_root", "sum_then_normalize",
              choice({"sum_then_normalize": {}, "normalize_then_sum": {
                  "credit": "per_reward", "whiten": "rows", "whiten_eps": 1e-4, "whiten_root": False}})),
-    Spelling("ref_model_sync_steps", "ref_sync_steps", "512; with sync_ref_model alone EasyDeL's 64",
+    Spelling("ref_model_sync_steps", "ref_sync_steps", "512; EasyDeL 64, with words of its own beside it",
              together=reference),
-    Spelling("ref_model_mixup_alpha", "ref_mixup_alpha", "0.6; with sync_ref_model alone EasyDeL's 0.9",
+    Spelling("ref_model_mixup_alpha", "ref_mixup_alpha", "0.6; EasyDeL 0.9, with words of its own beside it",
              together=reference),
     Spelling("sync_ref_model", "ref_sync_steps, ref_mixup_alpha", "false: the other two are then not read",
              together=reference),
@@ -315,7 +324,6 @@ FIELDS = (
     # evaluation
     Spelling("num_generations_eval", "eval_samples", "as num_generations; ours 1, greedy", given("eval_samples")),
     accept("per_device_eval_batch_size", "rows_per_generation bounds what is sampled at a time; the metrics stay", 8),
-    refuse("eval_delay", "evaluations come every eval_steps, from the first such step on", 0, 0.0),
     accept("eval_do_concat_batches", _EVALUATION, True),
     accept("eval_use_gather_object", _EVALUATION, False),
     accept("eval_accumulation_steps", _EVALUATION),
@@ -338,7 +346,6 @@ FIELDS = (
     accept("save_only_model", "a checkpoint holds what exact resumption needs, the model among it", False),
     accept("save_on_each_node", "the first process alone writes, once", False),
     always("enable_jit_checkpoint", "SIGTERM ends a run with a checkpoint"),
-    refuse("load_best_model_at_end", "the best checkpoint is kept beside the last: eval, chat and export take it"),
     refuse("restore_callback_states_from_checkpoint", "a checkpoint holds nothing of callbacks"),
     accept("resume_from_checkpoint", "it is for scripts to read; give it to train(resume_from_checkpoint=…)"),
     refuse("hub_token", "a secret is no setting: `hf auth login`, or HF_TOKEN in the environment"),
@@ -348,7 +355,6 @@ FIELDS = (
     accept("hub_always_push", "the upload at the end waits for nothing", False),
     refuse("hub_revision", _HUB),
     # machinery
-    refuse("full_determinism", "on a CPU runs repeat bit for bit; else call torch.use_deterministic_algorithms"),
     accept("accelerator_config", "batches are made here, and shared among ranks by their place"),
     *(accept(key, "ranks add up gradients in one fixed order, without DDP", *theirs) for key, *theirs in (
         ("ddp_find_unused_parameters",), ("ddp_bucket_cap_mb",), ("ddp_broadcast_buffers",), ("ddp_static_graph",),
@@ -382,10 +388,13 @@ OTHERS = (
     Spelling("max_new_tokens", "max_completion_length", "EasyDeL 256"),
     Spelling("lora_r", "lora_rank", "TRL's command line: 16"),
     Spelling("lora_target_modules", "lora_targets", "all-linear"),
+    accept("unsloth_num_chunks", "log-probs are computed in tiles, without a table of tokens × vocabulary", -1),
+    refuse("vllm_sampling_params", "an object of vLLM's is no setting; say temperature, top_p, top_k, min_p, "
+           "repetition_penalty, and stop in generation_kwargs"),
     Spelling("load_in_4bit", "quantize", "false", when({"quantize": "4bit"})),
     Spelling("load_in_8bit", "quantize", "false", when({"quantize": "8bit"})),
-)
-"""EasyDeL's, and those of both systems' scripts and command lines."""
+)  # fmt: skip
+"""Unsloth's, EasyDeL's, and those of both systems' scripts and command lines."""
 
 TRL = (*FIELDS, *OTHERS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from grpo.dialects.spelling import Settings, Spelling, absent, always, choice, given, refuse, spelled, truth
@@ -104,3 +105,18 @@ EASYDEL = (
     refuse("aux_loss_enabled", "the loss has no term for a mixture's router"),
 )  # fmt: skip
 """Accepted wherever TRL's are: both speak to the language room."""
+
+ITS_OWN = {
+    "total_batch_size", "num_return_sequences", "max_training_steps", "save_directory", "model_name", "log_steps",
+    "evaluation_steps", "report_steps", "save_interval_minutes", "wandb_name", "use_wandb", "attn_mechanism",
+    "processor_repo_id", "repo_id", *(spelling.key for spelling in EASYDEL),
+}  # fmt: skip
+"""By which its scripts are told from TRL's, where both have a word."""
+
+
+def with_its_defaults(words: Mapping[str, Any]) -> dict[str, Any]:
+    """sync_ref_model beside its own words: every 64 steps, nine tenths of the policy, where nothing else is said."""
+    switch = words.get("sync_ref_model")
+    if absent(switch) or not ITS_OWN & words.keys() or str(switch).lower() == "false":
+        return dict(words)
+    return {"ref_model_sync_steps": 64, "ref_model_mixup_alpha": 0.9, **words}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,14 @@ from grpo.language.rewards.models import RewardModel
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.source import LanguageSource
 from grpo.language.turns.conversation import Conversation
+from grpo.protocols import State
 from grpo.report import StepReport
+from grpo.run import checkpoint
 from grpo.run.files import write_atomic
+from grpo.run.folder import RunFolder
 from grpo.run.progress import printable
 from grpo.run.trainer import GRPOTrainer as RunTrainer
+from grpo.together import by_chief
 from grpo.trainer import Trainer
 
 
@@ -39,6 +45,23 @@ class Reports(list[StepReport]):
         super().__init__(reports)
         self.global_step, self.metrics = global_step, dict(metrics)
         self.training_loss = self.metrics.get("train_loss", 0.0)
+
+
+STATE = "trainer_state.json"
+"""What transformers' trainers call their state's file."""
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """What scripts read of a scheduler."""
+
+    last_epoch: int
+    """Steps that are done."""
+    rates: tuple[float, ...]
+
+    def get_last_lr(self) -> list[float]:
+        """Of each group of the optimizer's."""
+        return list(self.rates)
 
 
 class KnownTrainer(RunTrainer):
@@ -68,8 +91,50 @@ class KnownTrainer(RunTrainer):
 
     @property
     def args(self) -> LanguageConfig:
-        """The settings; words of TRL's that were given can be read back."""
-        return self.config
+        """The settings as they stand: every word of TRL's answers, with the run's folder and the model's device."""
+        device = next(self.policy.model.parameters()).device
+        return self.config.in_use(device, None if self.run_folder is None else Path(self.run_folder))
+
+    @property
+    def control(self) -> Any:
+        """transformers' TrainerControl: the flags that callbacks set."""
+        return self._callbacks.control
+
+    @property
+    def callback_handler(self) -> Callbacks:
+        """Those that are told of events, as its `callbacks`."""
+        return self._callbacks
+
+    @property
+    def is_in_train(self) -> bool:
+        """Whether a run is under way."""
+        return self._callbacks.running
+
+    @property
+    def lr_scheduler(self) -> LearningRate:
+        """Of the last step; what comes follows from `lr_schedule` and a step's number."""
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        return LearningRate(self.steps_done, tuple(float(group["lr"]) for group in groups))
+
+    @property
+    def num_generations(self) -> int:
+        """Completions of each prompt."""
+        return self.config.group_size
+
+    @property
+    def beta(self) -> float:
+        """Weight of the KL to the reference."""
+        return float(self.recipe.beta)
+
+    @property
+    def temperature(self) -> float:
+        """Of the sampling."""
+        return self.config.temperature
+
+    @property
+    def max_completion_length(self) -> int:
+        """Longest completion in tokens."""
+        return self.config.max_completion_length
 
     @property
     def train_dataset(self) -> Any:
@@ -174,7 +239,7 @@ class KnownTrainer(RunTrainer):
         if self.ranks.chief:
             place = self._place()
             place.mkdir(parents=True, exist_ok=True)
-            self.state.save_to_json(str(place / "trainer_state.json"))
+            self.state.save_to_json(str(place / STATE))
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | Sequence[str] | None = None
@@ -200,7 +265,7 @@ class KnownTrainer(RunTrainer):
     def _introduce_callbacks(self) -> None:
         """What their events hand over."""
         handed = {"model": self.policy.model, "processing_class": self.processing_class, "optimizer": self.optimizer}
-        self._callbacks.attach(self.config, self.state, handed)
+        self._callbacks.attach(lambda: self.args, self.state, handed)
 
     def told(self, reports: list[StepReport]) -> list[StepReport]:
         """What `train` returns: the reports, and what TRL's would."""
@@ -212,7 +277,45 @@ class KnownTrainer(RunTrainer):
 
     def saved(self, step: int) -> None:
         """A checkpoint was taken."""
+        self._mark(step)
         self._callbacks.tell("on_save")
+
+    def _mark(self, step: int) -> None:
+        """Where a script said output_dir, checkpoint-STEP in it stands for a checkpoint, as transformers looks for
+        them (`get_last_checkpoint`), with trainer_state.json; those of checkpoints that are gone go."""
+        if self.run_folder is None or not self.ranks.chief or not self.config.says("output_dir"):
+            return
+        with suppress(OSError):  # a full disk ends no run
+            self._mark_in(Path(self.run_folder), step)
+
+    def _mark_in(self, place: Path, step: int) -> None:
+        there = {path.name.removeprefix("step-").lstrip("0") for path in checkpoint.steps(RunFolder(place))}
+        for old in place.glob("checkpoint-*"):
+            if old.name.removeprefix("checkpoint-") not in {*there, str(step)}:
+                (old / STATE).unlink(missing_ok=True)
+                with suppress(OSError):  # a callback keeps something there
+                    old.rmdir()
+        made = place / f"checkpoint-{step}"
+        made.mkdir(exist_ok=True)
+        self.state.save_to_json(str(made / STATE))
+
+    def _load_best(self, folder: Path | None) -> None:
+        """Go on with the best checkpoint's weights."""
+
+        def work() -> State:
+            found = None if folder is None else checkpoint.best(RunFolder.open(folder))
+            return State({}, {}) if found is None else found.state
+
+        best = by_chief(self.ranks, "loading the best model", work)
+        if best.values:
+            self.load_state(best)
+            self.state.best_model_checkpoint = str(Path(self.args.output_dir) / f"checkpoint-{self.steps_done}")
+
+    def _measures(self, judged: Evaluation) -> dict[str, float | None]:
+        """For the run's metrics; with what TRL alone tells where that says which checkpoint is the best."""
+        own, best = judged.metrics(), self.config.run.best_by.removeprefix("-").removeprefix("eval/")
+        theirs = self._in_their_words(judged)
+        return {best: theirs[f"eval_{best}"], **own} if f"eval_{best}" in theirs else own
 
     def _in_their_words(self, made: Evaluation, prefix: str = "eval") -> dict[str, float]:
         return evaluation_row(made, self.config.recipe, prefix)

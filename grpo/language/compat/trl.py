@@ -28,6 +28,8 @@ class Field:
 
 OWN_NAME = {
     "learning_rate": "", "weight_decay": "", "adam_beta1": "", "adam_beta2": "", "adam_epsilon": "",
+    "tf32": "", "data_seed": "", "eval_delay": "", "full_determinism": "on a CPU runs repeat bit for bit anyway",
+    "load_best_model_at_end": "the folder's model is the best one anyway",
     "max_grad_norm": "", "gradient_checkpointing": "ours false", "torch_compile": "", "seed": "ours 0",
     "eval_on_start": "reported as before/…",
     "project": "ours WANDB_PROJECT, TRACKIO_PROJECT or grpo",

@@ -171,7 +171,10 @@ class Prompts:
     def epoch_steps(self, size: int) -> float:
         """Steps of one pass over the data."""
         if self._stream is not None:
-            raise ConfigError("num_train_epochs needs a data set of known length; use run.steps")
+            raise ConfigError(
+                "a stream has no known length, so that no epoch can be counted; say how long to train with max_steps "
+                "(run.steps)"
+            )
         return len(self) / size
 
     @property

@@ -7,14 +7,16 @@ save, and whoever owns a parameter draws the same for it.
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from grpo.errors import warn
 from grpo.optimizers import Plain
 from grpo.seeding import rounding_seed
 
@@ -75,6 +77,25 @@ class RoundedAdamW(Plain):
                 exact = isinstance(value, Tensor) and name != "step"
                 kept = value.detach().clone().to(p.device, torch.float32) if exact else int(value)
                 self.state[p][name] = kept
+
+
+def small_adam(config: Any, tensors: Sequence[Tensor]) -> Any:
+    """bitsandbytes' AdamW of this kind; None, and a note, where it cannot be had: the results are AdamW's anyway."""
+    named = {"8bit": "AdamW8bit", "paged": "PagedAdamW32bit", "paged_8bit": "PagedAdamW8bit"}[config.adam_states]
+    lacking = [
+        why
+        for why, lacks in (
+            ("a GPU", not all(p.is_cuda for p in tensors)),
+            ("bitsandbytes", importlib.util.find_spec("bitsandbytes") is None),
+            ("weights kept in float32", any(p.dtype == torch.bfloat16 for p in tensors)),
+            ("shard=none", config.shard != "none"),
+        )
+        if lacks
+    ]
+    if lacking:
+        warn(f"adam_states={config.adam_states} needs {' and '.join(lacking)}: AdamW keeps float32 moments here")
+        return None
+    return getattr(importlib.import_module("bitsandbytes.optim"), named)
 
 
 def _own_part(x: Any) -> Any:

@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
+from grpo.language.build import set_torch
+from grpo.language.checks import notices
 from grpo.language.config import LanguageConfig
+from grpo.language.rates import rate_of
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN_NAMES, translate_run
@@ -81,12 +84,11 @@ def test_words_about_the_run(given, run):
     [
         ({"output_dir": "a", "save_directory": "b"}, "both set logdir; keep one of them"),
         ({"steps": 5, "max_steps": 6}, "max_steps=6 and steps both set steps"),
-        ({"save_strategy": "no", "save_steps": 5}, "both set checkpoint_every"),
-        ({"save_strategy": "best"}, "save_strategy: 'best' is not done here: use save_steps"),
+        ({"save_strategy": "best"}, "save_strategy=best needs metric_for_best_model, of evaluations"),
         ({"eval_strategy": "sometimes"}, "use eval_steps"),
         ({"report_to": "all"}, "report_to=all is refused: name what is meant, of tensorboard, wandb, trackio"),
         ({"report_to": "none", "use_wandb": True}, "report_to says none and use_wandb asks for one"),
-        ({"save_steps": 0.1}, "0.1 is a share of the run; give a number of steps"),
+        ({"save_steps": "often"}, "save_steps: could not convert"),
         ({"greater_is_better": False}, "needs metric_for_best_model"),
         ({"failure_budget": 2}, "run.failure_budget: input should be less than or equal to 1"),
     ],
@@ -187,11 +189,77 @@ def test_changing_a_setting_keeps_the_sense_of_the_others():
     assert LanguageConfig().but(loss_type="dapo").algorithm == trl.algorithm
 
 
-def test_the_reference_follows_as_easydel_says_unless_told():
-    alone = LanguageConfig(beta=0.1, sync_ref_model=True)
-    assert (alone.ref_sync_steps, alone.ref_mixup_alpha) == (64, 0.9)
-    told = LanguageConfig(beta=0.1, sync_ref_model=True, ref_model_sync_steps=512, ref_model_mixup_alpha=0.6)
-    assert (told.ref_sync_steps, told.ref_mixup_alpha) == (512, 0.6)
+@pytest.mark.parametrize(
+    ("beside", "found"),
+    [
+        ({}, (512, 0.6)),
+        ({"total_batch_size": 4}, (64, 0.9)),
+        ({"ref_model_sync_steps": 7}, (7, 0.6)),
+        ({"max_training_steps": 4, "ref_model_mixup_alpha": 0.3}, (64, 0.3)),
+    ],
+)
+def test_the_reference_follows_as_trl_says_and_as_easydel_says_beside_words_of_its_own(beside, found):
+    config = LanguageConfig(beta=0.1, sync_ref_model=True, **beside)
+    assert (config.ref_sync_steps, config.ref_mixup_alpha) == found
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ({"per_device_train_batch_size": 4}, (2, None)),
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}, (8, None)),
+        ({"per_device_train_batch_size": 4, "steps_per_generation": 4}, (8, 2)),
+        ({"per_device_train_batch_size": 4, "generation_batch_size": 16}, (4, 2)),
+    ],
+)
+def test_batches_count_the_devices_of_a_launcher(monkeypatch, words, found):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = LanguageConfig(num_generations=4, **words)
+    assert (config.groups_per_step, config.groups_per_minibatch) == found
+    assert (config.per_device_train_batch_size, config.world_size) == (4, 2)
+
+
+def test_steps_that_trl_would_count_otherwise_are_told_of():
+    config = LanguageConfig(max_steps=10, num_iterations=2, generation_batch_size=32, per_device_train_batch_size=8)
+    assert "max_steps=10 counts samplings, each with 8 updates: 80 in all" in notices(config)[0]
+    assert not notices(config.but(num_iterations=1, groups_per_minibatch=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "last"),
+    [
+        ("cosine_with_min_lr", {"min_lr": 1e-6}, 0.1),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.5}, 0.5),
+        ("warmup_stable_decay", {"num_decay_steps": 5, "min_lr_ratio": 0.2}, 0.2),
+        ("polynomial", {"lr_end": 5e-6}, 0.5),
+    ],
+)
+def test_schedules_take_arguments(name, how, last):
+    config = LanguageConfig(lr_scheduler_type=name, lr_scheduler_kwargs=how, learning_rate=1e-5)
+    rate = rate_of(config, None)
+    assert rate(0, 20) == 1.0 and rate(20, 20) == pytest.approx(last)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, "follows what was measured"),
+        ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"min": 1}}, "unexpected keyword argument 'min'"),
+    ],
+)
+def test_schedules_that_cannot_be_are_refused_in_a_line(words, message):
+    with pytest.raises(ConfigError, match=message):
+        rate_of(LanguageConfig(**words), None)
+
+
+def test_pytorch_is_set_as_asked(monkeypatch):
+    told = []
+    monkeypatch.setattr("torch.set_float32_matmul_precision", told.append)
+    monkeypatch.setattr("torch.use_deterministic_algorithms", told.append)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    for words in ({}, {"tf32": True}, {"tf32": False, "full_determinism": True}):
+        set_torch(LanguageConfig(**words))
+    assert told == ["high", "highest", True]
 
 
 @pytest.mark.parametrize(

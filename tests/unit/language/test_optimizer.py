@@ -1,6 +1,9 @@
 """AdamW with random rounding: torch's own where nothing is rounded, and on average where everything is."""
 
 import copy
+import importlib.util
+import sys
+import types
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from grpo.config import ConfigError
 from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.model.loading import keep_as_asked
-from grpo.language.model.optimizer import RoundedAdamW, rounded
+from grpo.language.model.optimizer import RoundedAdamW, rounded, small_adam
 from tests.unit.language.functions import digits
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
@@ -25,6 +28,28 @@ def moved(make, weights, steps=5):
             p.grad = torch.randn(p.shape, generator=random).to(p.dtype)
         optimizer.step()
     return parameters, optimizer
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("adamw_8bit", "AdamW8bit"),
+        ("adamw_bnb_8bit", "AdamW8bit"),
+        ("paged_adamw_8bit", "PagedAdamW8bit"),
+        ("paged_adamw_32bit", "PagedAdamW32bit"),
+    ],
+)
+def test_optimizers_of_bitsandbytes_where_it_is_there(monkeypatch, word, kind):
+    config = GRPOConfig(optim=word)
+    with pytest.warns(UserWarning, match="needs a GPU and bitsandbytes: AdamW keeps float32 moments"):
+        assert small_adam(config, [torch.zeros(1)]) is None
+    offered = types.ModuleType("bitsandbytes.optim")
+    setattr(offered, kind, object())
+    monkeypatch.setitem(sys.modules, "bitsandbytes", types.ModuleType("bitsandbytes"))
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", offered)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: offered)
+    on_gpu = types.SimpleNamespace(is_cuda=True, dtype=torch.float32)
+    assert small_adam(config, [on_gpu]) is getattr(offered, kind)
 
 
 def test_it_is_adamw_where_weights_are_float32():

@@ -246,7 +246,7 @@ def test_a_stream_has_no_length():
     found = stream()
     with pytest.raises(TypeError):
         len(found)
-    with pytest.raises(ConfigError, match=r"num_train_epochs needs a data set of known length; use run\.steps"):
+    with pytest.raises(ConfigError, match=r"say how long to train with max_steps"):
         found.epoch_steps(4)
     assert found.fingerprint != stream(ROWS[1:]).fingerprint
 

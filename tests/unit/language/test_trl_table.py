@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from grpo.config import ConfigError
+from grpo.language.compat import arguments
 from grpo.language.compat.trl import FIELDS, table_markdown
 from grpo.language.config import LanguageConfig
 
-TOLD = json.loads((Path(__file__).parent / "data" / "trl_1_16_fields.json").read_text(encoding="utf-8"))
+TOLD = json.loads(Path(arguments.__file__).with_name("trl_1_16_fields.json").read_text(encoding="utf-8"))
 DEFAULTS = TOLD["fields"]
 
 BESIDE = {
     "hub_model_id": {"push_to_hub": True},
+    "lr_scheduler_kwargs": {"lr_scheduler_type": "cosine"},
     "hub_private_repo": {"push_to_hub": True},
     "ref_model_mixup_alpha": {"beta": 0.1, "sync_ref_model": True},
     "ref_model_sync_steps": {"beta": 0.1, "sync_ref_model": True},
@@ -25,7 +27,7 @@ BESIDE = {
     },
     **{name: {"log_completions": True} for name in ("num_completions_to_print", "log_unique_prompts")},
     "max_tool_calling_iterations": {"tools": ("a:b",)},
-    "greater_is_better": {"metric_for_best_model": "loss"},
+    "greater_is_better": {"metric_for_best_model": "reward"},
     **{f"sapo_temperature_{side}": {"loss_type": "sapo"} for side in ("pos", "neg")},
     **{f"vespo_{word}": {"loss_type": "vespo"} for word in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")},
     **{f"vllm_server_{word}": {"vllm_mode": "server"} for word in ("base_url", "host", "port")},
@@ -48,7 +50,8 @@ EXAMPLES = {
     "loss_type": "bnpo", "top_entropy_quantile": 0.5, "max_tool_calling_iterations": 3,
     "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.1,
     "vllm_importance_sampling_cap": 4.0, "off_policy_mask_threshold": 0.5, "max_completion_length": 99,
-    "shuffle_dataset": False, "optim": "adamw_torch", "vllm_server_host": "127.0.0.1", "seed": 3, "adam_beta1": 0.5,
+    "shuffle_dataset": False, "optim": "adamw_8bit", "data_seed": 5, "tf32": True,
+    "lr_scheduler_kwargs": {"a": 1}, "vllm_server_host": "127.0.0.1", "seed": 3, "adam_beta1": 0.5,
     "adam_beta2": 0.5, "vllm_gpu_memory_utilization": 0.5, "sync_ref_model": True, "ref_model_mixup_alpha": 0.5,
     "vllm_importance_sampling_correction": True, "gradient_checkpointing": True, "use_bias_correction_kl": True,
 }  # fmt: skip
