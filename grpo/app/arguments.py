@@ -70,7 +70,11 @@ def add_look_flags(
     prompts.add_argument("--dataset", metavar="FILE", help="held-out rows, a file or a hub id (the run's own)")
     prompts.add_argument("--samples", type=count, metavar="K", help="answers to each prompt; 1: the likeliest tokens")
     prompts.add_argument(
-        "--reward", action="append", default=[], metavar="NAME", help="who judges a model without a run (correctness)"
+        "--reward",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="who judges, where no run says (correctness)",
     )
     prompts.add_argument("--limit", type=count, metavar="N", help="only the first N rows")
     plays = looked.add_argument_group("control and world models")

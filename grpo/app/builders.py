@@ -43,6 +43,8 @@ class Task:
     """Module and function that make one which needs no reward; empty: the same."""
     judged: str = ""
     """Module and function that make one to look at; empty: the same."""
+    handed_over: str = ""
+    """Module and function that find in a run's folder what a script had handed over as an object; empty: nothing."""
     planner: str = ""
     """Module and function that say what a step will take; empty: nobody can."""
     extra: str = ""
@@ -57,18 +59,24 @@ class Task:
         found: type[GRPOConfig] = self._named(self.config)
         return found
 
-    def trainer(self, config: GRPOConfig) -> GRPOTrainer:
-        """The room's trainer."""
-        self.expect_whole(config)
-        make: Callable[[Any], GRPOTrainer] = self._named(self.make)
-        return make(config)
+    def trainer(self, config: GRPOConfig, folder: Path | None = None) -> GRPOTrainer:
+        """The room's trainer; folder: of the run that is gone on with."""
+        make: Callable[..., GRPOTrainer] = self._named(self.make)
+        return make(config, **self._whole(config, folder))
 
-    def looked_at(self, config: GRPOConfig, judged: bool) -> GRPOTrainer:
+    def looked_at(self, config: GRPOConfig, judged: bool, folder: Path) -> GRPOTrainer:
         """The room's trainer where nothing is learned; not judged: without what judges it, and nothing is evaluated."""
-        self.expect_whole(config)
+        given = self._whole(config, folder, () if judged else ("dataset",))
         module, _, name = (self.judged if judged else self.speaker).partition(":")
-        make: Callable[[Any], GRPOTrainer] = self._named(name or self.make, module)
-        return make(config)
+        make: Callable[..., GRPOTrainer] = self._named(name or self.make, module)
+        return make(config, **given)
+
+    def _whole(self, config: GRPOConfig, folder: Path | None, spared: Collection[str] = ()) -> dict[str, Any]:
+        """What the settings do not say, from the folder; refused where something is missing all the same."""
+        module, _, name = self.handed_over.partition(":")
+        given: dict[str, Any] = self._named(name, module)(config, folder) if name and folder is not None else {}
+        self.expect_whole(config, (*given, *spared))
+        return given
 
     def plan(self, config: GRPOConfig, gpu: str | None, as_json: bool) -> tuple[bool, str]:
         """Whether a step fits on a GPU, and what it takes there by part; nothing of it is made."""
@@ -78,9 +86,7 @@ class Task:
                 f"{self.module.removeprefix('grpo.')}: only steps of language models are planned; networks of this "
                 "task are small, and its memory is what its settings hold (environments, replay_capacity)"
             )
-        for setting, remedy in self.needs:
-            if setting != "dataset" and not getattr(config, setting):
-                raise ConfigError(f"no {setting} was named; {remedy}")
+        self.expect_whole(config, ("dataset",))
         find: Callable[[Any, str | None, bool], tuple[bool, str]] = self._named(name, module)
         return find(config, gpu, as_json)
 
@@ -88,10 +94,10 @@ class Task:
         """The room's trainer class, for what a configuration alone cannot say."""
         return self._named("GRPOTrainer")
 
-    def expect_whole(self, config: GRPOConfig) -> None:
-        """Make sure that what the room cannot do without is there."""
+    def expect_whole(self, config: GRPOConfig, spared: Collection[str] = ()) -> None:
+        """Make sure that what the room cannot do without is there, but for what is `spared`."""
         for name, remedy in self.needs:
-            if not getattr(config, name):
+            if name not in spared and not getattr(config, name):
                 raise ConfigError(f"no {name} was named; {remedy}")
 
     def _named(self, name: str, module: str = "") -> Any:
@@ -113,6 +119,7 @@ TASKS = {
         extra="language",
         speaker="grpo.language.looking:make_speaker",
         judged="grpo.language.looking:make_judged",
+        handed_over="grpo.language.model.architecture:handed_over",
         planner="grpo.language.planning.show:planned",
         dialect="trl",
         needs=(
@@ -243,7 +250,7 @@ def document_of(resolved: Resolved, how: RunConfig) -> dict[str, Any]:
 
 def _run(resolved: Resolved, how: RunConfig, folder: RunFolder | Elsewhere, resume: bool) -> Summary:
     """Build the room's trainer, and start."""
-    trainer = TASKS[resolved.task].trainer(resolved.config)
+    trainer = TASKS[resolved.task].trainer(resolved.config, folder.path if resume else None)
     try:
         if how.evaluate_every is not None and trainer.evaluation is None:
             how = _without_evaluation(resolved, how, trainer.cannot_evaluate())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from grpo.app.builders import TASKS, saved_settings
 from grpo.capabilities import ChecksData, EvaluatesEpisodes, EvaluatesPrompts, Exports, SavesModel, Watches
-from grpo.config import ConfigError
+from grpo.config import ConfigError, GRPOConfig
 from grpo.run import checkpoint, hub
 from grpo.run.files import FolderError, read_json
 from grpo.run.folder import RunFolder
@@ -23,12 +24,17 @@ FRESH = 1_000_000
 
 
 def trained(
-    path: Path, which: str = "best", *, judged: bool = True, trust: bool = False
+    path: Path,
+    which: str = "best",
+    *,
+    judged: bool = True,
+    trust: bool = False,
+    complete: Callable[[GRPOConfig], GRPOConfig] = lambda config: config,
 ) -> tuple[GRPOTrainer, checkpoint.Checkpoint]:
     """The trainer of a run as one of its checkpoints left it: best, last, or a step's number.
 
     judged: with its rewards, which saving and talking do not need. trust: also where that runs code which lies inside
-    of the folder.
+    of the folder. complete: gives the settings what a script had as objects.
     """
     if which not in ("best", "last") and not (which.isdecimal() and len(which) <= 15):
         raise ConfigError(f"--checkpoint {which}: give best, last or the number of a step")
@@ -42,7 +48,7 @@ def trained(
     if found is None:
         raise ConfigError(f"{path} has no checkpoint yet; train longer, or lower run.checkpoint_every")
     task = TASKS[resolved.task]
-    trainer = task.looked_at(resolved.config, judged)
+    trainer = task.looked_at(complete(resolved.config), judged, folder.path)
     if isinstance(trainer.source, ChecksData):
         trainer.source.same_data = False  # looking is not going on
     trainer.name, trainer.run_folder = resolved.name, folder.path
@@ -105,15 +111,25 @@ def _judged(
 ) -> tuple[GRPOTrainer, int | None]:
     """The trainer of a run with the step it stands at, or one around a model alone."""
     if (path / "run.json").exists():
-        if rewards:
-            raise ConfigError("--reward is for a model without a run; this run has its own, leave it out")
-        trainer, saved = trained(path, which, trust=trust)
+        trainer, saved = trained(path, which, trust=trust, complete=partial(_complete, dataset, rewards))
         return trainer, saved.step
     if dataset is None:
         raise ConfigError(f"{path} is a model without a run: say what to ask it with --dataset FILE_OR_ID")
     config: Any = TASKS["language"].settings()
     settings = config(**_model_in(str(path)), dataset=dataset, rewards=tuple(rewards) or ("correctness",))
     return TASKS["language"].trainer(settings), None
+
+
+def _complete(dataset: str | None, rewards: Sequence[str], config: Any) -> Any:
+    """The settings of a run with rows and rewards that are named now, where its script had its own."""
+    if config.rewards and rewards:
+        raise ConfigError("--reward is for a model without a run; this run has its own, leave it out")
+    if not config.rewards and not rewards and not config.environment:
+        raise ConfigError("a script judged this run: name its reward again, --reward file.py:function or correctness")
+    if not config.dataset and dataset is None:
+        raise ConfigError("a script had this run's rows: name those to ask, --dataset FILE_OR_ID")
+    named = {} if config.dataset else {"dataset": dataset}
+    return config.but(**named, **({"rewards": tuple(rewards)} if rewards else {}))
 
 
 def evaluate(

@@ -90,7 +90,7 @@ class GRPOTrainer(RunTrainer):
     source: ControlSource
     config: ControlConfig
     task, measure, evaluates_every = "control", "return", 5
-    looked_at_with = ("view", "eval", "export")
+    commands = ("view", "eval", "export")
     clip_ratio, beta, gamma, epochs, batch_size, group_size = (tutorial.Setting() for _ in range(6))
 
     def __init__(

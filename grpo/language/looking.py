@@ -14,17 +14,19 @@ from grpo.language.rewards.lookup import Unloaded
 from grpo.language.trainer import GRPOTrainer
 
 
-def make_judged(config: LanguageConfig) -> GRPOTrainer:
-    """For answers that are judged."""
-    return GRPOTrainer(args=sampling_here(config), teacher_model=_no_teacher(config))
+def make_judged(config: LanguageConfig, **given: Any) -> GRPOTrainer:
+    """For answers that are judged; given: a model that no name leads to."""
+    return GRPOTrainer(args=sampling_here(config), teacher_model=_no_teacher(config), **given)
 
 
-def make_speaker(config: LanguageConfig) -> GRPOTrainer:
+def make_speaker(config: LanguageConfig, **given: Any) -> GRPOTrainer:
     """For a model that is only talked to or saved: rewards are named, none of their code is loaded."""
-    rewards = [word if word.partition(":")[0] in BUILTIN else Unloaded(word) for word in config.rewards]
-    here = sampling_here(config)
-    told = here.but(rewards=()) if rewards else here
-    return GRPOTrainer(args=told, reward_funcs=rewards, teacher_model=_no_teacher(config))
+    words = config.rewards or ("reward",)  # one that a script gave
+    rewards = [word if word.partition(":")[0] in BUILTIN else Unloaded(word) for word in words]
+    if not config.dataset:  # the script's own rows
+        given["train_dataset"] = [{config.prompt_column or "prompt": "?", config.answer_column or "answer": ""}]
+    told = sampling_here(config).but(rewards=())
+    return GRPOTrainer(args=told, reward_funcs=rewards, teacher_model=_no_teacher(config), **given)
 
 
 def sampling_here(config: LanguageConfig) -> LanguageConfig:

@@ -33,6 +33,7 @@ from grpo.language.compat.rollouts import RolloutFunction
 from grpo.language.config import LanguageConfig
 from grpo.language.data.prompts import Prompts
 from grpo.language.evaluate import EVALUATION, Evaluation, of_several
+from grpo.language.later import LookedAtLater
 from grpo.language.model import output
 from grpo.language.model.teacher import AveragedTeacher
 from grpo.language.model.warmup import warm_start
@@ -141,7 +142,7 @@ class Around:
         )
 
 
-class GRPOTrainer(KnownTrainer):
+class GRPOTrainer(LookedAtLater, KnownTrainer):
     """Prompts in, better answers out.
 
     model: a hub id, a folder, a .gguf file, or a loaded model. reward_funcs: one or several functions, names of
@@ -155,7 +156,6 @@ class GRPOTrainer(KnownTrainer):
     policy: LanguagePolicy
     config: LanguageConfig
     task, always_kept = "language", True
-    looked_at_with = ("view", "eval", "chat", "export")
 
     def __init__(
         self,
@@ -449,6 +449,6 @@ class GRPOTrainer(KnownTrainer):
         return how.folder(how.name or self.run_name, self.task, self.config.seed, now)
 
 
-def make_trainer(config: LanguageConfig) -> GRPOTrainer:
-    """The trainer of a configuration, as the command line makes it."""
-    return GRPOTrainer(args=config)
+def make_trainer(config: LanguageConfig, **given: Any) -> GRPOTrainer:
+    """The trainer of a configuration, as the command line makes it; given: a model that no name leads to."""
+    return GRPOTrainer(args=config, **given)

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-FOLDERS = ("samples", "checkpoints", "replay", "model", "tensorboard", "additional_chat_templates")
+FOLDERS = ("samples", "checkpoints", "replay", "model", "architecture", "tensorboard", "additional_chat_templates")
 """What a run folder or a model's has below it that is ours."""
 NAMES = ("lock", "wandb")
 """What else must be no link; what a tracker links inside of its own folder is its own affair."""

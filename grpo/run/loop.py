@@ -78,8 +78,8 @@ class Options:
     """Steps between two evaluations."""
     stop: Callable[[StepReport], bool | str] | None = None
     """Ends the run, with a checkpoint, once it returns True, or why in words."""
-    after: Sequence[str] = ()
-    """Commands that make something of the folder, which the end names."""
+    after: tuple[Sequence[str], str] = ((), "")
+    """Commands that make something of the folder, which the end names, and what else to do; in words."""
     saves_too: Callable[[StepReport], bool] = lambda report: False
     """Whether a checkpoint is wanted after this step, whatever is due; asked after `stop`."""
     saved: Callable[[int], None] = lambda step: None
@@ -148,7 +148,8 @@ def run(
         session.end(session.over(asked) or "done" if trainer.steps_done < steps else "done")
         session.save(last=True)
         session.close(how.curve)
-        summary = replace(session.summary(), after=tuple(how.after))
+        commands, instead = how.after
+        summary = replace(session.summary(), after=tuple(commands), instead=instead)
         if folder is not None:
             shown.finish(summary)
         return summary

@@ -226,6 +226,7 @@ def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[s
     rows += [(name, str(path)) for name, path in files.items() if path.exists()]
     place = shlex.quote(_near(summary.folder))
     rows += [("next", f"grpo {command} {place}   {AFTER[command]}") for command in summary.after]
+    rows += [("next", summary.instead)] if summary.instead else []
     return [*rows, ("results", str(summary.folder))]
 
 

@@ -64,6 +64,8 @@ def start(
     # Files that one rank alone has are missing on the others: what is remembered is in memory and checkpoints then.
     if isinstance(folder, RunFolder) and isinstance(trainer.source, KeepsFiles) and trainer.ranks.size == 1:
         trainer.source.folder = folder.path
+    if isinstance(folder, RunFolder):
+        trainer.settle_in(folder.path)
     summary = run(
         trainer,
         steps if folder is not None else trainer.steps_done + steps,
@@ -75,7 +77,7 @@ def start(
         progress=progress,
         evaluate=trainer.evaluation if how.evaluate_every else None,
         stop=lambda report: _enough([stop(report), trainer.stops(report)], how, report),
-        after=trainer.looked_at_with,
+        after=trainer.looked_at_with(),
         saves_too=trainer.saves_too,
         saved=trainer.saved,
     )

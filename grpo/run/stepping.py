@@ -50,6 +50,8 @@ class Summary:
     """What happened meanwhile and is worth knowing, the first of each kind."""
     after: tuple[str, ...] = ()
     """Commands that make something of the folder."""
+    instead: str = ""
+    """What to do where commands cannot."""
 
     @property
     def outcome(self) -> str:

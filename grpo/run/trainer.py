@@ -39,8 +39,8 @@ class GRPOTrainer(Trainer):
     always_kept: ClassVar[bool] = False
     """Whether a run has a folder, whoever asks for one."""
 
-    looked_at_with: ClassVar[tuple[str, ...]] = ("view",)
-    """Commands that make something of a run's folder, as its end names them."""
+    commands: ClassVar[tuple[str, ...]] = ("view",)
+    """What makes something of the folder of a run of this room."""
 
     name: str | None = None
     """What the run that is under way is called, where somebody said."""
@@ -138,6 +138,13 @@ class GRPOTrainer(Trainer):
         """The settings as a run's folder keeps them: those that were given, as the command line would write them."""
         kept = self.config.model_dump(mode="json", exclude_unset=True)
         return {**kept.pop("recipe", {}), **kept}
+
+    def looked_at_with(self) -> tuple[Sequence[str], str]:
+        """Commands that make something of this run's folder, as its end names them; what to do in place of others."""
+        return self.commands, ""
+
+    def settle_in(self, folder: Path) -> None:
+        """Told where a run's results go, before its first step: to keep there what is needed beside checkpoints."""
 
     def total_steps(self, how: RunConfig) -> int:
         """Steps of a run, where its plan may count in something else."""

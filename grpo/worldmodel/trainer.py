@@ -54,7 +54,7 @@ class GRPOTrainer(RunTrainer):
     source: WorldModelSource
     config: WorldModelConfig
     task, run_name, measure, sample_every = "worldmodel", "dreamer", "return", 50
-    looked_at_with = ("view", "eval", "export")
+    commands = ("view", "eval", "export")
 
     def __init__(
         self,

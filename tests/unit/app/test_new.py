@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import shlex
 import sys
 from importlib import resources
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from grpo.cli import main
 
 OWN = ("environment", "reward", "policy", "train", "test_project")
+ALONE = {"view": ("--export", "page.html"), "chat": ("--message", "3>")}
+"""What a command is given where there is no browser and no keyboard."""
 
 
 @pytest.fixture
@@ -36,6 +39,11 @@ def test_a_new_project_passes_its_own_test(kind, tmp_path, monkeypatch, capsys, 
     for name, test in list(vars(importlib.import_module("test_project")).items()):
         if name.startswith("test_"):
             test(tmp_path / name) if inspect.signature(test).parameters else test()
+    said = [line.partition("   ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("next=")]
+    assert said[0].startswith("next=grpo view ") and len(said) == {"control": 3, "language": 3, "policy": 1}[kind]
+    for line in said:  # as it is printed, but that nobody sits there
+        words = shlex.split(line.removeprefix("next=grpo "))
+        assert main([*words, *ALONE.get(words[0], ())]) == 0, line
     kept = {file.name for file in (tmp_path / "mine").iterdir()}
     templates = resources.files("grpo.app") / "templates" / "new" / kind
     assert kept - {"__pycache__"} == {file.name.removesuffix(".txt") for file in templates.iterdir()}
