@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import os
 import sys
 import sysconfig
@@ -80,6 +81,14 @@ def located(error: BaseException) -> str:
         if os.path.exists(path) and not path.startswith(INSTALLED):
             return f"{line(error)} ({path}:{frame.lineno})"
     return line(error)
+
+
+def defined_at(function: Any) -> str:
+    """The ` (file:line)` of a function of the user's own, for an error that its caller raised; or nothing."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or not os.path.exists(code.co_filename) or _not_theirs(code.co_filename):
+        return ""
+    return f" ({os.path.abspath(code.co_filename)}:{code.co_firstlineno})"
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

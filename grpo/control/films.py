@@ -88,14 +88,24 @@ def film(
     paths = [stem.with_name(f"{stem.name}-film-{i}.mp4") for i, _ in chosen]
     work = single, [tape for _, tape in chosen], paths
     if isinstance(fleet, ProcessFleet):
-        with Pool(_shoot, workers=1, timeout=TIMEOUT) as pool:
-            if error := pool.map([work])[0].error:
+        with Pool(_shot, workers=1, timeout=TIMEOUT) as pool:
+            reply = pool.map([work])[0]
+            if error := reply.error or reply.value:
                 raise EnvError(error)
     else:
         _shoot(work)
     for (i, _), path in zip(chosen, paths, strict=True):
         found[i] = [{"kind": "video", "name": "episode", "file": path.name}]
     return found
+
+
+def _shot(work: tuple[EnvFactory, Sequence[Tape], Sequence[Path]]) -> str:
+    """The same in another process; what went wrong in the environment's own words, or nothing."""
+    try:
+        _shoot(work)
+    except EnvError as error:
+        return str(error)
+    return ""
 
 
 def _shoot(work: tuple[EnvFactory, Sequence[Tape], Sequence[Path]]) -> None:

@@ -33,7 +33,8 @@ from gymnasium.wrappers import TimeLimit
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.functions.task import FOREIGN, takes_state
 from grpo.envs.serial import AssumedLimit, Env, SerialFleet, name_of, time_limit
-from grpo.errors import line, located, warn
+from grpo.errors import defined_at, line, located, warn
+from grpo.run.guard import TrainsWhenLoaded, loading
 from grpo.workers import CannotStart
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ TRUSTED = ("gymnasium", "minigrid", "ale_py", "gymnasium_robotics")
 
 PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
-    ("ALE/",): ("ale_py", "ale-py"),
+    ("ALE/",): ("ale_py", "'anygrpo[atari]'"),
     ("dm_control/",): ("shimmy", "'anygrpo[dm_control]'"),
     ("AdroitHand", "AntMaze", "PointMaze"): ("gymnasium_robotics", "gymnasium-robotics"),
     # From MuJoCo 3.12 on an assertion of theirs fails, and says nothing: its joint types are no longer numbers.
@@ -114,7 +115,12 @@ class EnvFactory:
             given = f" with {options}" if options else ""
             package = next((name for start, (_, name) in PACKAGES.items() if self.name.startswith(start)), None)
             remedy = f"; if that is no fault of its own: pip install {package}" if package else ""
-            raise EnvError(f"{self.name} cannot be made{given}: {located(error)}{remedy}") from error
+            where = ""
+            if isinstance(error, TypeError) and (missing := _required(source) - {*options}):
+                wanted = ", ".join(f"{name!r}: …" for name in sorted(missing))
+                where = defined_at(vars(source).get("__init__", source) if isinstance(source, type) else source)
+                remedy = f"; give env_kwargs={{{wanted}}}"
+            raise EnvError(f"{self.name} cannot be made{given}: {located(error)}{where}{remedy}") from error
         if not isinstance(env, gym.Env):
             made = type(env).__qualname__
             raise EnvError(
@@ -322,6 +328,12 @@ def _accepts(source: Callable[..., Env], name: str) -> bool:
     return name in parameters or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
+def _required(source: EnvSpec | Callable[..., Env]) -> set[str]:
+    """What must be given."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, one in _parameters(source).items() if one.kind in kinds and one.default is one.empty}
+
+
 def _parameters(source: EnvSpec | Callable[..., Env]) -> Mapping[str, inspect.Parameter]:
     """What a class or function takes, by name; an id takes nothing here."""
     try:
@@ -380,7 +392,7 @@ def _load_module(name: str, env: str) -> ModuleType:
     except ImportError as error:
         package = next((install for module, install in PACKAGES.values() if module == error.name), None)
         if package is not None:
-            raise EnvError(f"{env} needs {package}; pip install {package}") from error
+            raise EnvError(f"{env} needs {str(error.name).replace('_', '-')}; pip install {package}") from error
         raise EnvError(f"{env}: {name} cannot be imported ({line(error)}); install it, or run where it lies") from error
     except Exception as error:  # anything a module may do
         raise EnvError(f"{env}: importing {name} fails: {located(error)}") from error
@@ -399,9 +411,12 @@ def _load_file(path: str) -> ModuleType:
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
     try:
-        spec.loader.exec_module(module)
+        with loading(file):
+            spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, TrainsWhenLoaded):
+            raise EnvError(str(error)) from None
         if isinstance(error, Exception):
             raise EnvError(f"loading {path} fails: {located(error)}") from error
         raise

@@ -24,7 +24,7 @@ from grpo.envs import snapshot
 from grpo.envs.answers import Wrong, flag_of, kind_of, reader, reward_of, success_of
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Stepped, Tree
 from grpo.envs.spaces import bounds, numeric, put, zeros
-from grpo.errors import located, warn
+from grpo.errors import defined_at, located, warn
 from grpo.run.limits import at_most
 from grpo.run.signals import from_a_person
 
@@ -40,6 +40,7 @@ ENDED = "its episode has ended"
 NOBODY = -1
 """Instead of a member: a copy that is not one."""
 _ANSWER = "(observation, reward, terminated, truncated, info)"
+_RESET = "Gymnasium's reset(self, *, seed=None, options=None) returns (observation, info)"
 
 
 @dataclass
@@ -161,7 +162,9 @@ class SerialFleet:
         after = self._chance()
         self.dice = (before is None) != (after is None) or not snapshot.same(before, after)
         if stepped.errors:  # a wrapper that unpacks in vain does not say what
-            hint = f"; step() must give {_ANSWER}" if "expected 5, got" in stepped.errors[0] else ""
+            env = (self._members[0].env or self._made()).unwrapped
+            hint = f"; step() must give {_ANSWER}{defined_at(type(env).step)}"
+            hint = hint if "expected 5, got" in stepped.errors[0] else ""
             raise EnvError(stepped.errors[0] + hint)
         self._members[0].rest, self._members[0].seen = "it has no episode yet", None
         if snapshot.same(*seen):
@@ -210,9 +213,15 @@ class SerialFleet:
             member.env = self._made()
         member.seed = int(seed)
         self._enter(number, 0)
-        answer: Any = member.env.reset(seed=member.seed)
+        own = type(member.env.unwrapped).reset
+        try:
+            answer: Any = member.env.reset(seed=member.seed)
+        except TypeError as error:
+            if "reset() got an unexpected keyword argument" not in str(error):
+                raise
+            raise Wrong(f"{error}{defined_at(own)}; {_RESET}") from error
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-            raise Wrong(f"reset() gave {kind_of(answer)}, not (observation, info)")
+            raise Wrong(f"reset() gave {kind_of(answer)}, not (observation, info){defined_at(own)}; {_RESET}")
         self._same_spaces(member)
         member.seen = self._read(answer[0])
 

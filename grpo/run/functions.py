@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from grpo.errors import ConfigError, line, nearest
+from grpo.run.guard import TrainsWhenLoaded, loading
 
 
 class FromFile:
@@ -59,11 +60,14 @@ def _load(path: str) -> ModuleType:
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))  # what stands beside it may be imported, as when it is run
     try:
-        spec.loader.exec_module(module)
+        with loading(file):
+            spec.loader.exec_module(module)
     except BaseException as error:  # whatever the user's file does when it is loaded
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
+        if isinstance(error, TrainsWhenLoaded):
+            raise ConfigError(str(error)) from None
         raise ConfigError(f"reward file {path} cannot be loaded: {line(error)}") from error
     return module
 

@@ -1,9 +1,11 @@
-"""Whether new processes would run the program again: they load its main file."""
+"""Programs that would be run again: new processes load the main file, and `--env file.py:Name` loads that one."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -33,3 +35,27 @@ def expect_guarded() -> None:
     """Refuse to start a process that would run the program again."""
     if script := unguarded_script():
         raise Unguarded(again(script))
+
+
+class TrainsWhenLoaded(RuntimeError):
+    """A file that somebody wants something of trains by itself."""
+
+
+_LOADED: list[str] = []
+"""Files of a user's that are being loaded, the innermost last."""
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """While a file is loaded for something that it holds: no training begins."""
+    _LOADED.append(path.name)
+    try:
+        yield
+    finally:
+        _LOADED.pop()
+
+
+def expect_not_loading() -> None:
+    """Refuse to train in the middle of that."""
+    if _LOADED:
+        raise TrainsWhenLoaded(f"{_LOADED[-1]} trains when it is loaded: put that under `if __name__ == '__main__':`")

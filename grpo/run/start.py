@@ -25,9 +25,11 @@ from grpo.run.config import ENDLESS, RunConfig
 from grpo.run.dialect import run_config
 from grpo.run.files import FolderError
 from grpo.run.folder import Elsewhere, RunFolder
+from grpo.run.guard import expect_not_loading
 from grpo.run.lock import locked
 from grpo.run.loop import run
 from grpo.run.progress import Progress
+from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.stepping import Summary
 from grpo.run.trackers import Tracker
 from grpo.together import by_chief
@@ -197,6 +199,7 @@ def train(
     overwrite: bool = False,
 ) -> list[StepReport]:
     """What `GRPOTrainer.train` does: see there."""
+    expect_not_loading()
     if overwrite and resume:
         raise ValueError("overwrite begins anew, resume_from_checkpoint goes on; give one of them")
     for name in ("steps", "evaluate_every"):
@@ -225,6 +228,8 @@ def train(
     finally:
         if place is not None and not resumed:
             discard_unbegun(place)
+    if summary.reason in (INTERRUPTED, PREEMPTED) and summary.folder is not None and trainer.watched:
+        print("go on with: the same call and resume_from_checkpoint=True")
     if resumed and not told.reports and summary.reason == "done" and trainer.ranks.chief:
         has = f"{summary.folder} has done its {summary.step} steps already"
         warn(f"{has}: nothing was trained; ask for more steps, or begin anew: overwrite=True")

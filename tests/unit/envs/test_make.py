@@ -100,6 +100,7 @@ def test_kwargs_and_horizon_reach_the_environment(folder):
         ("no_such_module:Maze", "no_such_module cannot be imported .*install it, or run where it lies"),
         ("nowhere.py:Maze", "there is no file nowhere.py"),
         ("broken.py:Maze", "loading broken.py fails: ZeroDivisionError"),
+        ("trains.py:Maze", "^trains.py trains when it is loaded: put that under `if __name__ == '__main__':`$"),
         ("broken:Maze", "broken:Maze: importing broken fails: ZeroDivisionError"),
         (
             "Hopper-v3",
@@ -109,6 +110,9 @@ def test_kwargs_and_horizon_reach_the_environment(folder):
 )
 def test_a_name_that_leads_nowhere_is_answered_in_a_line(env, message, folder):
     (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "trains.py").write_text(
+        "from grpo.control import GRPOTrainer\nGRPOTrainer(env='CartPole-v1').train(steps=1)\n"
+    )
     with pytest.raises(EnvError, match=message) as found:
         EnvFactory(env).make()
     assert "\n" not in str(found.value)
@@ -116,18 +120,22 @@ def test_a_name_that_leads_nowhere_is_answered_in_a_line(env, message, folder):
 
 @pytest.mark.parametrize(
     "env, package",
-    [("ALE/Frogger-v9", "ale-py"), ("FetchReach-v9", "gymnasium-robotics"), ("MiniGrid-Nowhere-v9", "minigrid")],
+    [
+        ("ALE/Frogger-v9", r"'anygrpo\[atari\]'"),
+        ("FetchReach-v9", "gymnasium-robotics"),
+        ("MiniGrid-Nowhere-v9", "minigrid"),
+    ],
 )
 def test_a_missing_package_is_named(env, package, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EnvError, match=f"{env} needs {package}; pip install {package}"):
+    with pytest.raises(EnvError, match=f"{env} needs .*; pip install {package}"):
         EnvFactory(env).make()
 
 
 def test_a_package_that_an_environment_of_ours_lacks_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ale_py", None)
     monkeypatch.delitem(sys.modules, "grpo.envs.atari", raising=False)
-    with pytest.raises(EnvError, match=r"grpo\.envs\.atari:Atari needs ale-py; pip install ale-py"):
+    with pytest.raises(EnvError, match=r"grpo\.envs\.atari:Atari needs ale-py; pip install 'anygrpo\[atari\]'"):
         EnvFactory("grpo.envs.atari:Atari", {"game": "pong"}).make()
 
 
@@ -309,3 +317,23 @@ def test_whoever_says_how_groups_are_made_is_told_nothing(monkeypatch):
             GRPOTrainer("FrozenLake-v1", group_by=group_by)
     with pytest.warns(UserWarning, match="group_by=start says that this is meant"):
         GRPOTrainer("FrozenLake-v1")
+
+
+class Old(gym.Env):
+    observation_space, action_space = gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(2)
+
+    def __init__(self, size):
+        self.size = size
+
+    def reset(self):
+        return np.zeros(2, np.float32)
+
+
+def test_an_environment_of_the_old_kind_is_told_what_the_new_one_looks_like():
+    here = r"test_make.py:\d+\)"
+    with pytest.raises(EnvError, match=rf"missing 1 required .*{here}; give env_kwargs=\{{'size': …\}}"):
+        make_fleet(Old, 1, kind="serial")
+    with pytest.raises(
+        EnvError, match=rf"unexpected keyword argument 'seed' .*{here}; Gymnasium's reset\(self, \*, seed"
+    ):
+        make_fleet(Old, 1, kind="serial", kwargs={"size": 3})
