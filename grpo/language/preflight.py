@@ -154,12 +154,26 @@ class _Trial:
         elif failed:
             found = [self._failure(call, failed, len(shown))]
         elif not values:
-            found = [Finding("warning", f"{call.name} has no opinion on anything it was shown", "check its conditions")]
+            found = [self._silence(call, len(shown), len(shown))]
         else:
-            found = self._judged(k, call)
+            found = self._judged(k, call) + self._partly_silent(call, shown)
         if values:
             found.append(Finding("note", f"{call.name} gave {_range(values)} over {len(values)} texts"))
         return found
+
+    def _partly_silent(self, call: Call, shown: Shown) -> list[Finding]:
+        """None for some texts of a row and numbers for others: a row may be none of its business, half a row is not."""
+        silent = {sample.prompt.row for _, sample, verdict in shown if verdict.value is None}
+        judged = {sample.prompt.row for _, sample, verdict in shown if verdict.value is not None}
+        count = sum(verdict.value is None for _, _, verdict in shown)
+        return [self._silence(call, count, len(shown))] if silent & judged else []
+
+    def _silence(self, call: Call, count: int, of: int) -> Finding:
+        """A problem where it is the only one to judge, and mostly does not."""
+        alone = len(self.rewards.calls) == 1 and all(sample.reward is None for sample in self.completions)
+        what = f"{call.name} returned None for {count} of {of} texts: a missing return?"
+        remedy = "return a number for every text; None is for rows that are none of its business"
+        return Finding("problem" if alone and 2 * count > of else "warning", what, remedy)
 
     def _failure(self, call: Call, failed: Shown, count: int) -> Finding:
         kind, sample, verdict = failed[0]

@@ -95,7 +95,7 @@ def test_several_weighted_rewards_that_are_compared_one_by_one(tmp_path):
 
 def test_a_step_that_nobody_judges_is_warned_of_and_teaches_nothing(tmp_path):
     made = trainer(tmp_path, rewards=[local(nothing)])
-    with pytest.warns(UserWarning, match="all reward functions returned None for row"):
+    with pytest.warns(UserWarning, match="all reward functions returned None for some"):
         made.train(progress=None)
     assert made.state.global_step == 1 and made.state.log_history[0]["loss"] == pytest.approx(0.0)
 

@@ -104,7 +104,7 @@ def test_parts_are_summed_and_logged_one_by_one(one_by_one):
 
 def test_no_opinion_from_anybody_is_told_by_its_row_and_fails_nothing(one_by_one):
     samples = [sample("none", row=17), sample("int", row=18)]
-    with pytest.warns(UserWarning, match="all reward functions returned None for row 17"):
+    with pytest.warns(UserWarning, match="all reward functions returned None for some completions"):
         judgement = one_by_one.judge(samples, 0)
     assert judgement.errors == {} and np.isnan(judgement.parts_NK[0]).all()
 

@@ -402,12 +402,10 @@ def _judgement(
             extras.setdefault(column, [None] * len(samples))[row] = value
     errors = {row: "; ".join(f"{name}: {v.error}" for name, v in found) for row, found in sorted(problems.items())}
     unjudged_N = np.isnan(parts_NK).all(1) & np.array([sample.reward is None for sample in samples], dtype=bool)
-    unjudged = [row for row in np.flatnonzero(unjudged_N).tolist() if row not in errors]
-    if unjudged and names:
-        warn(
-            f"all reward functions returned None for row {samples[unjudged[0]].prompt.row}"
-            f"{f' and {len(unjudged) - 1} more completions' if len(unjudged) > 1 else ''}; nothing is learned from "
-            "what nobody judges. Give at least one reward that applies to every row",
+    if names and any(row not in errors for row in np.flatnonzero(unjudged_N).tolist()):
+        warn(  # in words that do not change: once is enough
+            "all reward functions returned None for some completions, and nothing is learned from what nobody judges: "
+            "a missing return? Give at least one reward that applies to every row",
         )
     parts_NK[list(errors)] = np.nan
     metrics = told(names, parts_NK, logged)
