@@ -370,6 +370,11 @@ def no_phase(name: str) -> AbstractContextManager[Any]:
 class Playing(Protocol):
     """A policy in several episodes that somebody else plays: what it remembers of each is in here."""
 
+    @property
+    def remembers(self) -> bool:
+        """Whether its next decision depends on more than what will be seen."""
+        ...
+
     def decide(self, observation: Any, greedy: bool = True) -> Any:
         """Actions for what all of them see, a row each."""
         ...

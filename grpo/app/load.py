@@ -85,11 +85,18 @@ class Policy:
 
     def predict(
         self, observation: Any, state: Playing | None = None, episode_start: Any = None, deterministic: bool = True
-    ) -> tuple[Any, Playing]:
+    ) -> tuple[Any, Playing | None]:
         """The action for an observation, or actions for several; and what is remembered, for the next call.
 
-        state: what the last call gave; None: episodes begin. episode_start: which of several begin anew.
+        state: what the last call gave; None: episodes begin, or nothing is remembered, as of most policies.
+        episode_start: which of several begin anew.
         """
+        action, playing = self._decided(observation, state, episode_start, deterministic)
+        return action, playing if playing.remembers else None
+
+    def _decided(
+        self, observation: Any, state: Playing | None, episode_start: Any, deterministic: bool
+    ) -> tuple[Any, Playing]:
         rows, single = self._player.rows(observation)
         count = _count(rows)
         playing = self._begin(count) if state is None else state
@@ -105,7 +112,7 @@ class Policy:
 
     def act(self, observation: Any, deterministic: bool = True) -> Any:
         """The action for one observation of the episode that is under way; `reset` begins another."""
-        action, self._own = self.predict(observation, self._own, deterministic=deterministic)
+        action, self._own = self._decided(observation, self._own, None, deterministic)
         return action
 
     def reset(self) -> None:

@@ -64,6 +64,14 @@ class OnnxPlayers:
         self._chunk, self._times = int(about.get("chunk", 1)), int(about.get("action_repeat", 1))
         self._ahead: list[deque[Any]] = [deque() for _ in range(rows)]
 
+    @property
+    def remembers(self) -> bool:
+        """A memory, or actions that were decided on ahead."""
+        return self._hidden is not None or any(self._ahead)
+
+    def __repr__(self) -> str:
+        return f"<what the policy remembers of {len(self._ahead)} episode(s)>"
+
     def decide(self, rows: dict[str, np.ndarray], greedy: bool = True) -> np.ndarray:
         """Actions for what all of them see."""
         if not greedy:

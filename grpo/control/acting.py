@@ -29,6 +29,14 @@ class Players:
         self._ahead: list[deque[Any]] = [deque() for _ in range(rows)]
         self._random = np.random.default_rng(seed)
 
+    @property
+    def remembers(self) -> bool:
+        """A memory, or actions that were decided on ahead."""
+        return self._memory is not None or any(self._ahead)
+
+    def __repr__(self) -> str:
+        return f"<what the policy remembers of {len(self._ahead)} episode(s)>"
+
     def decide(self, observation: Tree, greedy: bool = True) -> np.ndarray:
         """Actions for what all of them see now."""
         free = [row for row, ahead in enumerate(self._ahead) if not ahead]

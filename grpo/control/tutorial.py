@@ -106,7 +106,7 @@ ELSEWHERE = {
     "collect_rollout": "a window is trainer.source.collect(CollectRequest(trainer.steps_done)).rollouts, and a step of "
     "training trainer.step()",
     "_calc_returns": "returns are grpo.core.advantages.reward_to_go",
-    "learn": "train(env_steps=…), or steps=…, or stop_at=… trains here",
+    "learn": "train(total_timesteps=…), or steps=…, or stop_at=… trains here",
     "predict": "train(folder=…), then grpo.load(folder).predict(observation)",
     "save": "train(folder=…) keeps everything; grpo.load(folder).save(…) writes a folder to hand on",
 }

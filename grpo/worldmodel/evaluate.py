@@ -95,6 +95,12 @@ class Players:
         self._noise = torch.Generator().manual_seed(seed)
         self._random = np.random.default_rng(seed)
 
+    remembers = True
+    """What it believes of the world."""
+
+    def __repr__(self) -> str:
+        return f"<what the policy remembers of {len(self._first_L)} episode(s)>"
+
     @torch.no_grad()
     def decide(self, observation: Any, greedy: bool | None = None) -> np.ndarray:
         """Actions for what all of them see; `greedy` of this decision alone, where it is given."""

@@ -1,5 +1,6 @@
 """What was trained, back in Python: from a run folder, a saved one, an ONNX file, the hub."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -54,6 +55,7 @@ def test_a_run_can_be_asked_for_actions(pole):
     observation, _ = env.reset(seed=1)
     action, state = policy.predict(observation)
     assert env.action_space.contains(action)
+    assert "remembers of 1 episode" in repr(state)
     again, _ = policy.predict(observation, state, episode_start=True)
     assert again == action  # nothing of before is remembered
     several, state = policy.predict(np.stack([observation] * 3), deterministic=False)
@@ -66,6 +68,17 @@ def test_a_run_can_be_asked_for_actions(pole):
     with pytest.raises(EnvError, match="does not fit the observation space"):
         policy.predict(np.zeros(5))
     policy.close()
+
+
+def test_a_policy_without_a_memory_gives_no_state():
+    trainer = GRPOTrainer(env="CartPole-v1", hidden=(8,), vector="serial")
+    policy = Policy(trainer.player(), Path("nowhere"))
+    observation = np.zeros(4, np.float32)
+    action, state = policy.predict(observation)
+    assert state is None and policy.predict(observation, state, episode_start=True) == (action, None)
+    policy = Policy(GRPOTrainer(env="CartPole-v1", hidden=(8,), action_repeat=2).player(), Path("nowhere"))
+    _, state = policy.predict(observation)
+    assert state is not None and policy.predict(observation, state)[1] is None  # what was decided ahead is used up
 
 
 def test_what_was_saved_and_exported_plays_as_the_run(pole, tmp_path, monkeypatch, capsys):
