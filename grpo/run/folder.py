@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo.errors import warn
+from grpo.errors import nearest, warn
 from grpo.run.files import (
     DAMAGE,
     RESTORE,
@@ -127,7 +127,9 @@ class RunFolder:
         """An existing run's folder, to read or to go on with."""
         folder = RunFolder(path, Redactor(argv=sys.argv, environ=os.environ))
         if not (folder.path / "run.json").is_file():
-            raise FolderError(f"{path} is no run folder: it has no run.json")
+            around = folder.path.parent
+            runs = [str(around / one.parent.name) for one in around.glob("*/run.json")]
+            raise FolderError(f"{path} is no run folder: it has no run.json{nearest(path, runs)}")
         expect_schema(folder.about, folder.path / "run.json")
         return folder
 

@@ -150,8 +150,7 @@ def run(
         session.close(how.curve)
         commands, instead = how.after
         summary = replace(session.summary(), after=tuple(commands), instead=instead)
-        if folder is not None:
-            shown.finish(summary)
+        shown.finish(summary)
         return summary
 
 

@@ -15,6 +15,7 @@ from grpo.run.config import ENDLESS
 from grpo.run.folder import Row
 from grpo.run.output import Steady
 from grpo.run.redaction import Redactor
+from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.timing import in_words
 
 if TYPE_CHECKING:
@@ -93,7 +94,8 @@ class Plain(Silent):
     def start(self, path: Path | None, done: int, steps: int) -> None:
         """Where the results will be."""
         self._steps = steps
-        self._print(" ".join([f"run={path or '-'}", f"step={done}", *([f"steps={steps}"] if steps < ENDLESS else [])]))
+        place = "-" if path is None else path.absolute()
+        self._print(" ".join([f"run={place}", f"step={done}", *([f"steps={steps}"] if steps < ENDLESS else [])]))
 
     def step(self, row: Row, seconds: float) -> None:
         """step=10/100 reward=0.5 kl=0.01 seconds=0.2"""
@@ -149,7 +151,7 @@ class Live:
         from rich.text import Text
 
         if path is not None:
-            self._console.print(Text(printable(path)))
+            self._console.print(Text(printable(path.absolute())))
         self._steps, self._row = steps, {"step": done}
         self._bar.start()
         self._task = self._bar.add_task("", total=steps if steps < ENDLESS else None, completed=done)
@@ -182,10 +184,9 @@ class Live:
         return line
 
     def _numbers(self) -> list[str]:
-        """Metrics of the last step; a reward that is the return is told once."""
-        names = [name for name in self.names if name != "reward" or self._row.get("return") != self._row.get("reward")]
-        judged = [name for name in names if name.startswith("eval/")]
-        return [printable(pair) for pair in _pairs(self._row, [*names[:1], *judged, *names])]
+        """Metrics of the last step, what was evaluated in front."""
+        judged = [name for name in self.names if name.startswith("eval/")]
+        return [printable(pair) for pair in _pairs(self._row, [*self.names[:1], *judged, *self.names])]
 
     def finish(self, summary: Summary) -> None:
         """The table."""
@@ -214,20 +215,22 @@ AFTER = {
 
 def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[str, str]]:
     """What happened, what is worth knowing of it, where the results are, and what to do with them."""
-    rows = [("ended", summary.outcome), *([("why", summary.why)] if summary.why else [])]
-    rows += [("warning" if note.startswith("nothing was learned") else "note", note) for note in summary.notes]
+    notes = [("warning" if note.startswith("nothing was learned") else "note", note) for note in summary.notes]
+    if summary.folder is None:
+        return [*notes, ("not kept", "folder='runs/mine' keeps it, with a curve and groups to look at")]
+    rows = [("ended", summary.outcome), *([("why", summary.why)] if summary.why else []), *notes]
     rows += [("steps", str(summary.step)), ("seconds", f"{summary.seconds:.1f}")]
     rows += [("time", in_words(summary.time_split))] if summary.time_split else []
     rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics, names)]  # type: ignore[misc]
     rows.append(("checkpoint", str(summary.checkpoint.name) if summary.checkpoint else "none"))
-    if summary.folder is None:
-        return rows
     files = {"curve": summary.folder / "curve.png", "video": summary.folder / "video.mp4"}
-    rows += [(name, str(path)) for name, path in files.items() if path.exists()]
+    rows += [(name, str(path.absolute())) for name, path in files.items() if path.exists()]
     place = shlex.quote(_near(summary.folder))
-    rows += [("next", f"grpo {command} {place}   {AFTER[command]}") for command in summary.after]
-    rows += [("next", summary.instead)] if summary.instead else []
-    return [*rows, ("results", str(summary.folder))]
+    if summary.reason not in (INTERRUPTED, PREEMPTED):  # what comes next then is going on
+        for command, _, needs in (word.partition(" ") for word in summary.after):
+            rows.append(("next", f"grpo {command} {place}   {AFTER[command]} {needs}".rstrip()))
+        rows += [("next", summary.instead)] if summary.instead else []
+    return [*rows, ("results", str(summary.folder.absolute()))]
 
 
 def _near(path: Path) -> str:
@@ -237,7 +240,9 @@ def _near(path: Path) -> str:
 
 
 def _pairs(row: Row, names: Sequence[str]) -> list[str]:
+    """Those that were measured; a reward that is the return is told once."""
     found = [name for name in dict.fromkeys(names) if row.get(name) is not None]
+    found = [name for name in found if name != "reward" or row.get("return") != row["reward"]]
     return [f"{name}={_short(row[name])}" for name in found]
 
 

@@ -294,8 +294,8 @@ class Session(Stepping):
     def close(self, curve: bool) -> None:
         """The trackers' last row, the curve, and what the source makes of the policy."""
         name = self.best_by.removeprefix("-")
-        if self.keep_best and self._latest and name not in self._latest:
-            missing = f"no step has reported {name} (run.best_by), so that no checkpoint is the best"
+        if self.keep_best and self._latest and name not in self._latest and self.reason in ("done", "stopped"):
+            missing = f"no step has reported {name} (run.best_by): the last checkpoint stands for the best"
             self.folder.event(self.trainer.steps_done, "best_by_missing", missing)
         super().close(curve)
         if curve:
@@ -326,7 +326,9 @@ class Session(Stepping):
             for event in self.folder.events():
                 if event["step"] >= self._first and event["event"] in self.folder.counts:
                     first.setdefault(event["event"], str(event["message"]))
-        return [said if (n := self.folder.counts[name]) == 1 else f"{said} ({n} times)" for name, said in first.items()]
+        every = [*first.values()]  # one that another tells in full is told once
+        told = {name: said for name, said in first.items() if not any(said in one and said != one for one in every)}
+        return [said if (n := self.folder.counts[name]) == 1 else f"{said} ({n} times)" for name, said in told.items()]
 
     def _time_split(self) -> dict[str, float]:
         """Of this process's steps; nothing where timing.jsonl holds a line that is not ours."""

@@ -167,8 +167,7 @@ class Stepping:
         """Failed samples: an error on the first step, then counted against the budget."""
         failed, samples = report.metrics.get("failed") or 0.0, float(len(report.experience))
         self.budget.add(failed, report.metrics.get("samples") or samples)
-        alike = report.metrics.get("frac_reward_zero_std") == 1.0  # a baseline may teach even then
-        self._taught = self._taught or not alike or bool(report.metrics.get("grad_norm"))
+        self._taught = self._taught or _teaches(report)
         if not failed:
             return
         message = f"{failed:.0f} of {samples:.0f} samples failed{self._first_failure(report)}"
@@ -282,6 +281,18 @@ class Following(Stepping):
         if told["go"]:
             self.trainer.state()
         return None if told["reason"] is None else str(told["reason"])
+
+
+def _teaches(report: StepReport) -> bool:
+    """Whether tries of a group got different rewards; or, where a baseline compares with others too, any did."""
+    if report.metrics.get("reward", 0.0) is None:  # nobody got one
+        return False
+    if report.metrics.get("frac_reward_zero_std") != 1.0:
+        return True
+    rows = report.experience.rollouts
+    got = rows.reward_N if rows.reward_NT is None else rows.reward_NT[rows.mask_NT]
+    alike = got is not None and bool((got == got[:1]).all())
+    return not alike and bool(report.metrics.get("grad_norm"))
 
 
 def _warned(step: int, event: str, message: str) -> None:

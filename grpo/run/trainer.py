@@ -10,10 +10,11 @@ what is different about its runs: their name, what they are judged by, how long 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo.capabilities import Evaluates
+from grpo.capabilities import Evaluates, Exports
 from grpo.config import ConfigError
 from grpo.report import StepReport
 from grpo.run.config import ENDLESS, RunConfig
@@ -140,8 +141,10 @@ class GRPOTrainer(Trainer):
         return {**kept.pop("recipe", {}), **kept}
 
     def looked_at_with(self) -> tuple[Sequence[str], str]:
-        """Commands that make something of this run's folder, as its end names them; what to do in place of others."""
-        return self.commands, ""
+        """Commands that make something of this run's folder, with what they lack; what to do in place of others."""
+        lacks = {"export": "(pip install 'anygrpo[export]')"} if find_spec("onnx") is None else {}
+        lacks = lacks if isinstance(self, Exports) else {}
+        return [f"{name} {lacks.get(name, '')}".rstrip() for name in self.commands], ""
 
     def settle_in(self, folder: Path) -> None:
         """Told where a run's results go, before its first step: to keep there what is needed beside checkpoints."""

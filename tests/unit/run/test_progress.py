@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
+import gymnasium as gym
+import numpy as np
 from rich.console import Console
 
 from grpo.bandit import BanditConfig
@@ -85,10 +87,35 @@ def test_the_end_says_what_happened_and_what_to_do_next(tmp_path, monkeypatch, c
     trainer.train(steps=50, stop_at=5, evaluate_every=1, folder="runs/pole", progress="plain")
     out = capsys.readouterr().out
     assert "ended=solved\nwhy=solved: eval/return reached" in out and "(run.stop_at=5)\n" in out
+    assert "anygrpo[export]" not in out
+    assert " return=" in out and "\nreturn=" in out and "reward=" not in out  # which is the return
     assert "next=grpo view runs/pole" in out and "next=grpo eval runs/pole" in out and "event_" not in out
+    monkeypatch.setattr("grpo.run.trainer.find_spec", lambda name: None)
+    assert trainer.looked_at_with()[0][-1] == "export (pip install 'anygrpo[export]')"
     flat = make_bandit(BanditConfig())  # in whose first phase all arms pay alike
     flat.train(steps=2, folder="runs/flat", progress="plain")
     assert "\nwarning=nothing was learned: in every group all tries got the same reward" in capsys.readouterr().out
+
+
+class Even(gym.Env):
+    """Pays the same whatever is done, which a baseline fits badly enough to move the policy."""
+
+    observation_space, action_space = gym.spaces.Box(0, 1, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 5
+        return np.array([0.0, 1.0], np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.array([action, self.left / 5], np.float32), 1.0, False, self.left == 0, {}
+
+
+def test_a_run_without_a_folder_says_that_nothing_was_learned_and_how_it_is_kept(capsys):
+    reports = ControlTrainer(env=Even, hidden=(8,), vector="serial").train(steps=2, progress="plain")
+    assert reports[-1]["grad_norm"] > 0
+    out = capsys.readouterr().out
+    assert "\nwarning=nothing was learned: in every group" in out and "\nnot_kept=folder='runs/mine' keeps it" in out
 
 
 def test_a_notebook_without_widgets_gets_plain_lines(monkeypatch):
