@@ -52,7 +52,7 @@ def _run(words: list[str]) -> tuple[int, bool]:
     """The exit code, and whether it is that of a run, which nobody has to read along with."""
     parser, presets, given = _parser(), [], list(words)
     if not words:
-        print(flags.NEXT.format(version=__version__), end="")
+        print(flags.next_text(__version__))
         return OK, False
     if not words[0].startswith("-") and words[0] not in (known := flags.commands_of(parser)):
         print(f"grpo: there is no command {words[0]!r}{nearest(words[0], [*known])}; see grpo --help", file=sys.stderr)
@@ -77,7 +77,7 @@ def _run(words: list[str]) -> tuple[int, bool]:
         arguments.run is _doctor and arguments.config
     )
     if rest and not taken:
-        parser.error(f"unrecognised argument {rest[0]}")
+        flags.unknown(parser, words[0], rest[0])
     training = arguments.run is _train
     try:
         return int(arguments.run(arguments, rest)), training
@@ -228,11 +228,9 @@ def _train(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
         print(_help(arguments, rest))
         return OK
     if arguments.settings:
-        from grpo.app.explain import settings_text
-        from grpo.app.settings import task_of
+        from grpo.app.explain import every_text
 
-        named = [key for key, _ in flags.given_flags(arguments.set, rest)]
-        print(settings_text(task_of(flags.layers([*arguments.configs, *arguments.presets], named))))
+        print(every_text(*_given(arguments, rest)))
         return OK
     if arguments.resume and (arguments.presets or arguments.configs):
         raise ValueError("--resume takes its settings from the run folder; leave the presets out")
@@ -285,13 +283,8 @@ def _plan(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 def _help(arguments: argparse.Namespace, rest: Sequence[str]) -> str:
     """The usage with the settings that matter first, for the task if one is named: that loads its libraries."""
     from grpo.app.explain import first_text
-    from grpo.config import ConfigError
 
-    try:
-        named = _resolved(arguments, rest) if arguments.presets or arguments.configs else None
-    except ConfigError:  # a variation alone, or settings that do not go together: help is for getting them right
-        named = None
-    arguments.parser.epilog = f"{first_text(named)}\n\n{TRAIN}"
+    arguments.parser.epilog = f"{first_text(flags.perhaps(*_given(arguments, rest)), flags.columns())}\n\n{TRAIN}"
     return str(arguments.parser.format_help())
 
 
@@ -352,7 +345,8 @@ def _export(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     elif language:
         print(look.save_model(a.folder, a.checkpoint, a.to or a.folder / "model", a.merge, a.trust))
     else:
-        print(look.export(a.folder, a.checkpoint, a.onnx or a.folder / "policy.onnx", a.trust))
+        target = a.folder / "policy.onnx" if a.onnx in (None, Path()) else a.onnx
+        print(look.export(a.folder, a.checkpoint, target, a.trust))
     return OK
 
 
@@ -364,7 +358,8 @@ def _language(arguments: argparse.Namespace, for_prompts: Sequence[str], for_oth
     idle = for_others if task == "language" else for_prompts
     for name in idle:
         if getattr(arguments, name) not in (None, False, []):
-            raise ValueError(f"--{name} means nothing for a run of the task {task}; leave it out")
+            why = " (ONNX is for control policies)" if name == "onnx" else ""
+            raise ValueError(f"--{name} means nothing for a run of the task {task}{why}; leave it out")
     return task == "language"
 
 
@@ -439,8 +434,12 @@ def _completion(arguments: argparse.Namespace, rest: Sequence[str]) -> int:
 
 
 def _resolved(arguments: argparse.Namespace, rest: Sequence[str]) -> Any:
+    return flags.resolved(*_given(arguments, rest))
+
+
+def _given(arguments: argparse.Namespace, rest: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     names = [*getattr(arguments, "configs", []), *arguments.presets]
-    return flags.resolved(names, flags.given_flags(arguments.set, rest))
+    return names, flags.given_flags(arguments.set, rest)
 
 
 if __name__ == "__main__":

@@ -4,24 +4,50 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from grpo.errors import nearest
 
 if TYPE_CHECKING:
     from grpo.app.settings import Resolved
 
-NEXT = """\
-anygrpo {version}: sample a group of tries from one start, score them, reinforce what beat the group.
+NEXT = {
+    "grpo train cartpole": "balance a pole: seconds on one core; curve, video and checkpoints stay in runs/",
+    "grpo view": "look at runs in the browser: curves, groups, every decision's numbers",
+    "grpo presets": "what else there is to train: control, language models, world models",
+    "grpo doctor": "what is installed here, what is missing, and the command that fixes it",
+}
+"""What `grpo` alone offers."""
+WIDEST = 120
+"""Columns that are used where there are more, or nobody says how many there are: a pipe is not a terminal of 80."""
 
-  grpo train cartpole            balance a pole: seconds on one core; curve, video and checkpoints stay in runs/
-  grpo view                      look at runs in the browser: curves, groups, every decision's numbers
-  grpo presets                   what else there is to train: control, language models, world models
-  grpo doctor                    what is installed here, what is missing, and the command that fixes it
 
-grpo --help lists all commands, grpo COMMAND --help explains one.
-"""
-"""What `grpo` alone says."""
+def columns() -> int:
+    """How wide a line may be."""
+    return min(WIDEST, max(40, shutil.get_terminal_size((WIDEST, 24)).columns))
+
+
+def hanging(head: str, text: str, width: int) -> str:
+    """A name and what it means, whose further lines stand below the meaning; a name that fills half stands alone."""
+    indent = " " * (len(head) if 2 * len(head) <= width else 4)
+    lines = textwrap.wrap(text, max(width - len(indent), 20), break_on_hyphens=False, break_long_words=False) or [""]
+    if len(head) > len(indent):
+        return "\n".join([head.rstrip(), *(indent + line for line in lines)])
+    return "\n".join([head + lines[0], *(indent + line for line in lines[1:])])
+
+
+def next_text(version: str) -> str:
+    """What `grpo` alone says."""
+    width = columns()
+    about = f"anygrpo {version}: sample a group of tries from one start, score them, reinforce what beat the group."
+    more = "grpo --help lists all commands, grpo COMMAND --help explains one."
+    offered = [hanging(f"  {command:29}", meaning, width) for command, meaning in NEXT.items()]
+    return "\n".join([textwrap.fill(about, width), "", *offered, "", textwrap.fill(more, width)])
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -62,6 +88,33 @@ def port(text: str) -> int:
     return int(text)
 
 
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    """One of a few words; another is answered with the nearest."""
+
+    def word(given: str) -> str:
+        if given not in known:
+            raise argparse.ArgumentTypeError(f"there is no {given!r}{nearest(given, known)} known: {', '.join(known)}")
+        return given
+
+    return word
+
+
+def unknown(parser: argparse.ArgumentParser, command: str, word: str) -> None:
+    """Refuse an argument that a command does not know, with that command's own usage."""
+    own = commands_of(parser)[command]
+    own.error(f"unrecognised argument {word}{nearest(word, re.findall('--[a-z-]+', own.format_help()))}")
+
+
+def perhaps(names: Sequence[str], flags: Sequence[tuple[str, str]]) -> Resolved | None:
+    """What was named, resolved; None: nothing, a variation alone, or what does not go together. Help is for that."""
+    from grpo.config import ConfigError
+
+    try:
+        return resolved(names, flags) if names else None
+    except ConfigError:
+        return None
+
+
 def add_look_flags(
     looked: argparse.ArgumentParser, talked: argparse.ArgumentParser, exported: argparse.ArgumentParser
 ) -> None:
@@ -87,7 +140,9 @@ def add_look_flags(
     talked.add_argument("--system", metavar="TEXT", help="the system prompt (the run's own)")
     talked.add_argument("--temperature", type=float, help="0: the likeliest tokens (the run's own)")
     talked.add_argument("--message", metavar="TEXT", help="say this, print the answer and stop")
-    exported.add_argument("--onnx", type=Path, metavar="FILE", help="control: where (RUN/policy.onnx)")
+    exported.add_argument(
+        "--onnx", type=Path, nargs="?", const=Path(), metavar="FILE", help="control: where (RUN/policy.onnx)"
+    )
     exported.add_argument("--to", type=Path, metavar="FOLDER", help="a folder for grpo.load (a model's: RUN/model)")
     exported.add_argument("--push", metavar="OWNER/NAME", help="upload that folder to the Hugging Face hub")
     exported.add_argument("--private", action="store_true", help="with --push: for you alone")

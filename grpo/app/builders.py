@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class Task:
     """Module and function that say what a step will take; empty: nobody can."""
     extra: str = ""
     """What `pip install 'anygrpo[…]'` must bring first."""
+    library: str = ""
+    """What that brings first of all: missed before anything else is asked for."""
     dialect: str = "dreamer"
     """What flags and keys outside a block are written in."""
     needs: tuple[tuple[str, str], ...] = ()
@@ -98,6 +101,8 @@ class Task:
         """Make sure that what the room cannot do without is there, but for what is `spared`."""
         for name, remedy in self.needs:
             if name not in spared and not getattr(config, name):
+                if self.library and find_spec(self.library) is None:  # first things first
+                    raise ConfigError(f"this task needs {self.library}: pip install 'anygrpo[{self.extra}]'")
                 raise ConfigError(f"no {name} was named; {remedy}")
 
     def _named(self, name: str, module: str = "") -> Any:
@@ -117,6 +122,7 @@ TASKS = {
         "grpo.language",
         "LanguageConfig",
         extra="language",
+        library="transformers",
         speaker="grpo.language.looking:make_speaker",
         judged="grpo.language.looking:make_judged",
         handed_over="grpo.language.model.architecture:handed_over",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo import __version__
+from grpo.app.arguments import columns, hanging
 
 if TYPE_CHECKING:
     from grpo.app.settings import Resolved
@@ -125,8 +126,8 @@ def report(found: list[Finding]) -> str:
     marks = {"ok": " ", "note": "·", "problem": "✗"}
     lines = []
     for item in found:
-        remedy = f"   → {item.remedy}" if item.remedy else ""
-        lines.append(f"{marks[item.level]} {item.what.ljust(width)}  {item.value}{remedy}")
+        said = f"{item.value}   → {item.remedy}" if item.remedy else item.value
+        lines.append(hanging(f"{marks[item.level]} {item.what.ljust(width)}  ", said, columns()))
     return "\n".join(lines)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo.app.settings import Resolved, Room, preset_layer, preset_names
+from grpo.app import arguments
+from grpo.app.settings import Resolved, Room, preset_layer, preset_names, task_of
 from grpo.blocks import block_of
 from grpo.config import ConfigError, GRPOConfig
 from grpo.core.surrogates import names
@@ -16,6 +17,8 @@ from grpo.errors import nearest
 from grpo.recipes import CHOICES, COLUMNS, RECIPES, Recipe
 from grpo.run.config import RunConfig
 
+WIDTH = 110
+"""Of explanations, where there is room: longer lines are hard to follow."""
 ROOMS = {
     "bandit": "The smallest room (nothing more to install)",
     "control": "Control (pip install 'anygrpo[control]')",
@@ -27,15 +30,20 @@ ROOMS = {
 
 def presets_text() -> str:
     """Every preset by the room that it is for, with what has to be installed, and variations apart."""
-    names = preset_names()
+    names, columns = preset_names(), arguments.columns()
     width = max(len(name) for name in names)
+
+    def entry(name: str) -> str:
+        return arguments.hanging(f"  {name.ljust(width)}  ", names[name], columns)
+
     written = [name for name in names if not names[name].startswith("loss_type=")]
     of = {name: preset_layer(name).task for name in written}
-    lines = ["Presets, applied from left to right: `grpo train TASK VARIATION … --setting value`", ""]
+    about = "Presets, applied from left to right: `grpo train TASK VARIATION … --setting value`"
+    lines = [textwrap.fill(about, columns), ""]
     for task, title in [*ROOMS.items(), (None, "Variations of a task")]:
-        lines += [title, "", *(f"  {name.ljust(width)}  {names[name]}" for name in written if of[name] == task), ""]
-    lines += ["One for each recipe (`grpo presets --recipes` has the whole table):", ""]
-    return "\n".join(lines + [f"  {name.ljust(width)}  {names[name]}" for name in names if name not in written])
+        lines += [textwrap.fill(title, columns), "", *(entry(name) for name in written if of[name] == task), ""]
+    lines += [textwrap.fill("One for each recipe (`grpo presets --recipes` has the whole table):", columns), ""]
+    return "\n".join(lines + [entry(name) for name in names if name not in written])
 
 
 def resolved_text(resolved: Resolved, everything: bool = False) -> str:
@@ -58,20 +66,28 @@ def resolved_text(resolved: Resolved, everything: bool = False) -> str:
     return "\n".join([*lines, *(f"note: {notice}" for notice in resolved.config.recipe.notices())])
 
 
-def settings_text(task: str | None = None) -> str:
-    """Every setting, by block: name, default, meaning; those that all tasks share, or a task's own beside them."""
+def settings_text(task: str | None = None, resolved: Resolved | None = None, width: int = WIDTH) -> str:
+    """Every setting, by block: name, default, meaning; those that all tasks share, or a task's own beside them.
+
+    resolved: what presets, files and flags say together, whose values stand in place of defaults.
+    """
     model = _settings_of(task)
-    about = _about(model)
-    lines = [
-        f"{len(about)} settings: --NAME VALUE or --BLOCK.NAME VALUE, in a file NAME: VALUE alone or under BLOCK:",
-        "",
-    ]
+    about, given = _about(model), _given(resolved)
+    how = f"{len(about)} settings: --NAME VALUE or --BLOCK.NAME VALUE, in a file NAME: VALUE alone or under BLOCK:"
+    lines = [textwrap.fill(how, width), ""]
     for block, placed in {**model.blocks, "run": tuple(f"run.{name}" for name in RunConfig.model_fields)}.items():
-        lines += [block + NOTES.get(block, ""), ""]
+        lines += [textwrap.fill(block + NOTES.get(block, ""), width), ""]
         for name in filter(about.__contains__, placed):  # not the numbers of other recipes' surrogates
-            lines += _entry(name, *about[name])
+            default, meaning = about[name]
+            lines += _entry(name, _shown(given.get(name, default)), meaning, width)
         lines.append("")
     return "\n".join(lines)
+
+
+def every_text(names: Sequence[str], flags: Sequence[tuple[str, str]]) -> str:
+    """Every setting, with the values that presets, files and flags give."""
+    task = task_of(arguments.layers(names, [key for key, _ in flags]))
+    return settings_text(task, arguments.perhaps(names, flags), arguments.columns())
 
 
 NOTES = {
@@ -81,15 +97,14 @@ NOTES = {
 """What is to be said of a block beside its name."""
 
 
-def first_text(resolved: Resolved | None = None) -> str:
+def first_text(resolved: Resolved | None = None, width: int = WIDTH) -> str:
     """The ten settings that matter first, with the values that presets and files give them, and how to list all."""
     model: type[GRPOConfig] = GRPOConfig if resolved is None else type(resolved.config)
-    about = _about(model)
-    given = {} if resolved is None else {n if b != "run" else f"run.{n}": v for b, n, v, _ in resolved.table()}
+    about, given = _about(model), _given(resolved)
     lines = ["Settings that matter first:", ""]
     for name in model.first:
         default, meaning = about[name]
-        lines += _entry(name, _shown(given.get(name, default)), meaning)
+        lines += _entry(name, _shown(given.get(name, default)), meaning, width)
     lines += [
         "",
         f"`grpo train{f' {resolved.task}' if resolved else ''} --settings` explains all {len(about)}, block by block.",
@@ -99,6 +114,11 @@ def first_text(resolved: Resolved | None = None) -> str:
             "Each task has its own: see `grpo train cartpole --help`, or gsm8k, or dreamer, or a file of yours."
         )
     return "\n".join(lines)
+
+
+def _given(resolved: Resolved | None) -> dict[str, Any]:
+    """Values in force, by name; those of the run with their block before them."""
+    return {} if resolved is None else {n if b != "run" else f"run.{n}": v for b, n, v, _ in resolved.table()}
 
 
 def _tasks() -> Mapping[str, Room]:
@@ -126,9 +146,9 @@ def meanings(task: str | None) -> dict[str, str]:
     return {name: meaning for name, (_, meaning) in _about(_settings_of(task)).items()}
 
 
-def _entry(name: str, default: str, meaning: str) -> list[str]:
+def _entry(name: str, default: str, meaning: str, width: int) -> list[str]:
     head = f"  --{name.replace('_', '-')} ({default})"
-    return textwrap.wrap(meaning, 110, initial_indent=f"{head}  ", subsequent_indent="      ")
+    return textwrap.wrap(meaning, min(width, WIDTH), initial_indent=f"{head}  ", subsequent_indent="      ")
 
 
 def _model_rows(model: Any) -> list[tuple[str, str, str]]:

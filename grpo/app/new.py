@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
+from grpo.app.arguments import one_of
 from grpo.config import ConfigError
 
 KINDS = ("control", "language", "policy")
@@ -19,7 +20,10 @@ CODE = ".py.txt"
 def add_flags(made: argparse.ArgumentParser) -> None:
     """Which project, and where."""
     made.add_argument(
-        "kind", choices=KINDS, metavar="|".join(KINDS), help="an environment, a reward for a language model, any policy"
+        "kind",
+        type=one_of(KINDS),
+        metavar="|".join(KINDS),
+        help="an environment, a reward for a language model, any policy",
     )
     made.add_argument("folder", type=Path, metavar="NAME", help="a new folder")
 

@@ -398,7 +398,11 @@ def _expect_known(name: str, value: Any, origin: str, model: type[GRPOConfig], w
         return
     about_the_run = [*(f"run.{own}" for own in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
     meant = [*known, *words, *about_the_run, *(model.blocks if isinstance(value, Mapping) else ())]
-    raise ConfigError(f"{origin}: unknown setting {name!r}{nearest(name, meant)}")
+    path = name
+    while isinstance(value, Mapping) and len(value) == 1:  # as it was written: block.setting
+        (inner, value), *_ = value.items()
+        path = f"{path}.{inner}"
+    raise ConfigError(f"{origin}: unknown setting {path!r}{nearest(name, meant)}")
 
 
 def _made(model: type[GRPOConfig], settings: dict[str, Any], firm: set[str], origins: dict[str, str]) -> GRPOConfig:

@@ -114,7 +114,7 @@ def test_dialect_blocks_are_as_they_were():
         ({"model__lora_rnk": "1"}, "command line: unknown setting 'model.lora_rnk'; did you mean \"model.lora_rank\"?"),
         ({"data__lora_rank": "1"}, "command line: lora_rank is no setting of the block data; it is model.lora_rank"),
         ({"data__lora_r": "1"}, "command line: lora_r is no setting of the block data; it is model.lora_r"),
-        ({"modell__lora_rank": "1"}, "unknown setting 'modell'; did you mean \"model\"?"),
+        ({"modell__lora_rank": "1"}, "unknown setting 'modell.lora_rank'; did you mean \"model\"?"),
         ({"sampling": "1"}, "sampling is a block of settings, sampling.temperature and others; it has no value"),
         ({"model__lora_rank": "1", "lora_rank": "2"}, "lora_rank and model.lora_rank both set lora_rank"),
         ({"beta__high": "1"}, "beta: input should be a valid number"),

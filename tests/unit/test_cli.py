@@ -44,6 +44,13 @@ def test_train_leaves_a_run_and_says_where(elsewhere, capsys):
     assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_resumed_run_names_its_folder_as_before(elsewhere, capsys):
+    assert main(["train", "bandit", "--logdir", "runs/a", "--steps", "1"]) == 0
+    assert main(["train", "--resume", "runs/a", "--run.steps", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"run={elsewhere}/runs/a ") == out.count(f"results={elsewhere}/runs/a\n") == 2
+
+
 def test_the_flags_of_the_issue(elsewhere):
     flags = "--beta 0.1 --epsilon 0.2 --num-generations 4 --loss-type dr_grpo --logdir runs/{timestamp} --steps 2"
     assert main(["train", "bandit", "grpo_kl", *flags.split()]) == 0
@@ -133,6 +140,7 @@ def test_resume_refuses_other_settings(elsewhere, capsys):
         ("train bandit --resume x", "leave the presets out"),
         ("train bandit --logdir file/x --steps 1", "cannot write to"),
         ("config nosuch", "there is no preset or file"),
+        ("train bandit --set foo.bar=3", "unknown setting 'foo.bar'"),
         ("presets --recipes dap0", 'unknown recipe "dap0"; did you mean "dapo"?'),
     ],
 )
@@ -164,6 +172,45 @@ def test_config_says_where_each_setting_came_from(capsys):
     assert "command line (kl_coeff)" in out and "preset grpo_kl" in out
     assert main(["config", "--dialects"]) == 0
     assert "early_stop_imp_ratio" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "message"),
+    [
+        ("new contrl x", "grpo new", "there is no 'contrl'; did you mean \"control\"?"),
+        ("presets --recips", "grpo presets", 'unrecognised argument --recips; did you mean "--recipes"?'),
+    ],
+)
+def test_words_that_a_command_does_not_know_get_its_own_usage(words, usage, message, capsys):
+    with pytest.raises(SystemExit):
+        main(words.split())
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: {usage} ") and message in error
+
+
+def test_a_run_that_was_mistyped_is_named(elsewhere, capsys):
+    assert main(["train", "bandit", "--logdir", "runs/pole", "--steps", "1"]) == 0
+    for words in (["eval", "runs/pol"], ["train", "--resume", "runs/pol"]):
+        assert 'did you mean "runs/pole"?' in refused(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [[], ["presets"], ["doctor"], ["train", "cartpole", "--settings"]], ids=str)
+def test_a_narrow_terminal_is_not_overrun(words, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(words) == 0
+    long = [line for line in capsys.readouterr().out.splitlines() if len(line) > 60]
+    assert all(max(map(len, line.split())) > 30 for line in long)  # one word, an address or a path, is not cut
+
+
+def test_settings_show_what_a_preset_says(capsys):
+    assert main(["train", "cartpole", "--settings", "--group-size", "6"]) == 0
+    out = capsys.readouterr().out
+    assert "--run.stop-at (475)" in out and "--hidden ((32, 32))" in out and "--group-size (6)" in out
+
+
+def test_what_is_not_installed_is_named_before_a_model_is_asked_for(monkeypatch, capsys):
+    monkeypatch.setattr("grpo.app.builders.find_spec", lambda name: None)
+    assert "this task needs transformers: pip install 'anygrpo[language]'" in refused(capsys, "train", "gsm8k")
 
 
 def test_presets_and_doctor(capsys):
