@@ -22,6 +22,7 @@ def add_flags(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "kind",
         type=one_of(KINDS),
+        choices=KINDS,
         metavar="|".join(KINDS),
         help="an environment, a reward for a language model, any policy",
     )
