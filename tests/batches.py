@@ -74,8 +74,9 @@ def _asked(x: dict[str, Any], make: Any, recipe: Recipe | None) -> dict[str, Any
     if recipe is None:
         return {}
     turned = {"group_NT": make(x["group"][:, None] * 10 + x["told"])} if recipe.turn_coef else {}
-    greedy = {"baseline_NT": make(x["entropy"])} if recipe.baseline == "greedy" else {}
-    return turned | greedy | ({"energy_NT": make(x["entropy"])} if recipe.baseline == "optimal_token" else {})
+    outside = recipe.baseline in ("greedy", "role_mean", "optimal_value")
+    judged = {"baseline_NT": make(x["entropy"])} if outside else {}
+    return turned | judged | ({"energy_NT": make(x["entropy"])} if recipe.baseline == "optimal_token" else {})
 
 
 def taught(batch: Experience, x: dict[str, Any], make: Any, recipe: Recipe) -> Experience:

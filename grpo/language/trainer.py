@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from typing import Any
 from grpo.config import ConfigError
 from grpo.errors import warn
 from grpo.language import preflight
-from grpo.language.build import Given, Parts, build, name_of, prompts_of
+from grpo.language.around import Around
+from grpo.language.build import Given, build, name_of, prompts_of
 from grpo.language.checks import notices
-from grpo.language.comparing import learn_values
 from grpo.language.compat import tables
 from grpo.language.compat.arguments import EPOCHS
 from grpo.language.compat.callbacks import Callbacks
@@ -35,111 +35,15 @@ from grpo.language.data.prompts import Prompts
 from grpo.language.evaluate import EVALUATION, Evaluation, of_several
 from grpo.language.later import LookedAtLater
 from grpo.language.model import output
-from grpo.language.model.teacher import AveragedTeacher
-from grpo.language.model.warmup import warm_start
-from grpo.language.rates import rate_of
 from grpo.language.samples import Message
 from grpo.language.scoring.policy import LanguagePolicy
-from grpo.language.source import PREFLIGHT, LanguageSource
+from grpo.language.source import LanguageSource
 from grpo.language.tasks import TASKS
-from grpo.protocols import Ranks, State
 from grpo.report import StepReport
 from grpo.run import hub
 from grpo.run.config import RunConfig
 from grpo.run.folder import RunFolder
-from grpo.run.progress import printable
 from grpo.seeding import mixed
-from grpo.together import by_chief, same_weights
-from grpo.trainer import Trainer
-
-ENOUGH = 8
-"""Prompts that pre-flight looks at."""
-
-
-class Around:
-    """What happens around each step: before the first a warm start and a look at the rewards; then a learning rate."""
-
-    def __init__(self, parts: Parts, scheduler: Any, watched: Callable[[], bool]) -> None:
-        """scheduler: a `LambdaLR` of the user's, or None. watched: whether anybody would read a note."""
-        self._watched = watched
-        self.total: int | None = None
-        """Steps of the run, once it is known."""
-        self.last: tuple[int, Mapping[str, float | None]] = (0, {})
-        """The last step and its metrics, evaluations too, for the model's card."""
-        self._parts, self._factor = parts, rate_of(parts.config, scheduler)
-        self._rates = [group["lr"] for group in parts.optimizer.param_groups]
-        self._looked = False
-        self._rate: float | None = None
-        self._first: dict[str, float | None] = {}
-
-    def before(self, trainer: Trainer) -> None:
-        """What the first step needs, then the learning rate of this one, from its number alone."""
-        self._first = self._begin(trainer) if trainer.steps_done == 0 else {}
-        factor = self._factor(trainer.steps_done, self.total)
-        groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
-        for group, rate in zip(groups, self._rates, strict=True):
-            group["lr"] = rate * factor
-        self._rate = float(groups[0]["lr"]) if groups else None
-
-    def after(self, trainer: Trainer, report: StepReport) -> None:
-        """Numbers of the room's own."""
-        epoch = self._parts.source.epoch(report.step)
-        report.metrics |= {"learning_rate": self._rate, "epoch": epoch} | self._first
-        self.last = report.step, report.metrics
-
-    def _begin(self, trainer: Trainer) -> dict[str, float | None]:
-        """Learn from references where that was asked for, and try the rewards."""
-        config, source, found = self._parts.config, self._parts.source, dict[str, float | None]()
-        if self._watched() and (unneeded := config.not_needed):
-            told = "; ".join(f"{name} ({why})" for name, why in unneeded.items())
-            print(printable(f"note: accepted, and not needed here: {told}"))
-        if config.eval_on_start:
-            found |= {f"before/{name}": value for name, value in source.evaluate(0).items()}
-        if config.warm_start_steps:
-            warm_start(self._parts.policy, source.prompts, self._parts.tokens, config)
-            same_weights(trainer.ranks, [trainer.policy.parameters()])  # on a GPU additions have no fixed order
-            if trainer.reference is not None:
-                trainer.reference.sync(trainer.policy.parameters(), 1.0)
-            if isinstance(trainer.teacher, AveragedTeacher):
-                trainer.teacher.average.begin(trainer.policy.parameters())
-            found |= {f"warm_start/{name}": value for name, value in source.evaluate(0).items()}
-        if config.preflight and not self._looked:
-            self._refuse_waste(self._everybodys(trainer.ranks))
-        if config.recipe.baseline == "optimal_value":
-            learn_values(source)
-        return found
-
-    def _everybodys(self, ranks: Ranks) -> list[preflight.Finding]:
-        """What the chief finds: a few completions need no sharing, and a judge that is paid is asked once."""
-        self._looked = True
-        told = by_chief(ranks, "pre-flight", lambda: State({"found": [asdict(x) for x in self.preflight()]}, {}))
-        return [preflight.Finding(**found) for found in told.values["found"]]
-
-    def _refuse_waste(self, findings: list[preflight.Finding]) -> None:
-        text = preflight.report(findings)
-        if any(finding.level == "problem" for finding in findings):
-            raise ConfigError(f"pre-flight found what would waste the run:\n{text}\n(preflight=false goes on anyway)")
-        for finding in findings if self._parts.source.ranks.chief else ():
-            if finding.level == "warning":
-                warn(f"{finding.what}; {finding.remedy}")
-            elif self._watched():
-                print(printable(f"note: {finding.what}" + (f"; {finding.remedy}" if finding.remedy else "")))
-
-    def preflight(self) -> list[preflight.Finding]:
-        """Try the rewards on references and a few completions; nothing that training depends on is moved."""
-        self._looked = True
-        config, source = self._parts.config, self._parts.source
-        rows = source.prompts.first(ENOUGH)
-        seeds = [mixed(config.seed, PREFLIGHT, row) for row in range(len(rows))]
-        made = source.sample(rows, 1, config.sampling, seeds)
-        return preflight.check(
-            source.rewards,
-            rows,
-            made,
-            max_completion_length=config.max_completion_length,
-            tokenizer=self._parts.tokens.tokenizer,
-            config=config,
-        )
 
 
 class GRPOTrainer(LookedAtLater, KnownTrainer):

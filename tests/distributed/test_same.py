@@ -39,7 +39,7 @@ SCORED = sorted(
     name
     for name, row in RECIPES.items()
     if (row.teacher_over, row.teacher_sees) == ("sampled", "prompt")
-    and row.baseline not in ("optimal_token", "greedy")
+    and row.baseline not in ("optimal_token", "greedy", "optimal_value")
     and not row.turn_coef
 )
 """Recipes without a teacher or a comparison that must know the room."""
@@ -47,7 +47,7 @@ SCORED = sorted(
 
 ROOM = {
     "otb": {}, "remax": {}, "opsd": {"teacher_template": "{prompt} {answer}"}, "sdpo": {},
-    "gkd": {"teacher": 7},
+    "gkd": {"teacher": 7}, "a_star_po": {"value_samples": 2},
 }  # fmt: skip
 """Of the others those that need no conversation, and what they need."""
 

@@ -36,7 +36,7 @@ def test_others_are_answered_with_ours(words, answer):
 def test_its_methods_too():
     trainer = GRPOTrainer("CartPole-v1")
     for name, answer in {
-        "learn": r"train\(env_steps",
+        "learn": r"train\(total_timesteps",
         "predict": r"grpo.load\(folder\).predict",
         "save": "folder=",
     }.items():

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from grpo.config import ConfigError
+from grpo.language.around import rate_of
 from grpo.language.build import set_torch
 from grpo.language.checks import notices
 from grpo.language.config import LanguageConfig
-from grpo.language.rates import rate_of
 from grpo.recipes import RECIPES
 from grpo.run.config import RunConfig
 from grpo.run.dialect import RUN_NAMES, translate_run

@@ -149,7 +149,7 @@ def adds_up(recipe, weighted=False):
     """What is told of each decision, after it was found to be the loss."""
     x = numbers(3)
     given = rollouts(x, torch.as_tensor)
-    if recipe.baseline == "given":
+    if recipe.baseline in ("given", "role_mean", "optimal_value"):
         given = given.but(baseline_NT=torch.zeros(given.mask_NT.shape, dtype=torch.float64))
     if recipe.credit == "reward_to_go":
         given = given.but(
