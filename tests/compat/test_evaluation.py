@@ -5,13 +5,10 @@ from datasets import DatasetDict, IterableDatasetDict
 
 from grpo.config import ConfigError
 from tests.compat.scripts import STANDARD, learns, spread, train, trainer
+from tests.unit.language import functions
 
 FORMS = ["dataset", "iterable_dataset", "dataset_dict", "iterable_dataset_dict", "dict_of_dataset",
          "dict_of_iterable_dataset"]  # fmt: skip
-
-
-def longer(completions, **columns):
-    return [len(completion) / 100 for completion in completions]
 
 
 def held_out(form):
@@ -76,7 +73,7 @@ def test_a_run_that_goes_on_has_the_evaluations_of_before_in_its_log(tmp_path, k
 
     def made(folder, steps):
         given = {"eval_dataset": held_out(kind)}
-        return trainer(tmp_path / folder, rewards=[spread, longer], given=given, max_steps=steps, **how,
+        return trainer(tmp_path / folder, rewards=[spread, functions.longer], given=given, max_steps=steps, **how,
                        reward_weights=[2.0, 0.5])  # fmt: skip
 
     whole = train(made("whole", 3)).state.log_history

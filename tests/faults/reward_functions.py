@@ -166,3 +166,8 @@ def zero(completion, answer):
 
 def prefers_nonsense(completion, answer):
     return 0.2 if answer in completion else 0.7
+
+
+def forgets(completion, answer):
+    if completion == answer:
+        return 1.0

@@ -212,7 +212,8 @@ def test_texts_cover_everything():
     run = [f"run.{name}" for name in RunConfig.model_fields]
     for name in [*COLUMNS, *run, *(n for n in GRPOConfig.model_fields if n != "changed")]:
         assert f"--{name.replace('_', '-')} (" in text, name
-    assert all(name in presets_text() for name in preset_names())
+    presets = presets_text()
+    assert all(name in presets for name in preset_names())
     shown = resolved_text(resolved("bandit", "grpo_kl", flags=[("kl-coeff", "0.2")]))
     assert "command line (kl_coeff)" in shown and "beta" in shown
     everything = resolved_text(resolved("bandit"), everything=True)

@@ -306,8 +306,8 @@ def test_states_are_copies():
 
 def test_other_draws_than_the_run_began_with_are_told_once():
     """The end of a run looks at its best checkpoint, which may be older than the change."""
-    saved = GRPOTrainer(env=Task).source.state()
-    source = GRPOTrainer(env=Task, draws="episode").source
+    saved = GRPOTrainer(env=Task, vector="serial").source.state()
+    source = GRPOTrainer(env=Task, vector="serial", draws="episode").source
     with pytest.warns(UserWarning, match="saved with draws=step, so its numbers are others"):
         source.load_state(saved)
     with warnings.catch_warnings():

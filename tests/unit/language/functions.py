@@ -11,6 +11,10 @@ def brevity(completions, **columns):
     return [-0.001 * len(c) for c in completions]
 
 
+def longer(completions, **columns):
+    return [len(completion) / 100 for completion in completions]
+
+
 def digits(completion):
     return sum(c.isdigit() for c in completion) / 10
 

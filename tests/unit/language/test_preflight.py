@@ -169,14 +169,12 @@ def test_a_reward_that_asks_environments_is_shown_only_what_went_through_one():
     assert about(found, "right"), "the others are tried on those, too"
 
 
-def forgets(completion, answer):
-    if completion == answer:
-        return 1.0
-
-
 def test_a_reward_that_forgets_its_return_is_asked_for_it():
     rows = prompts("18", "7", "42")
-    with Rewards([forgets], workers=1) as alone, Rewards([forgets, functions.brevity], workers=1) as beside:
+    with (
+        Rewards([functions.forgets], workers=1) as alone,
+        Rewards([functions.forgets, functions.brevity], workers=1) as beside,
+    ):
         for pool, level in ((alone, "problem"), (beside, "warning")):
             (found,) = (one for one in check(pool, rows, max_completion_length=64, tokenizer=TOKENIZER)
                         if "missing return" in one.what)  # fmt: skip
