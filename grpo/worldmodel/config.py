@@ -34,7 +34,7 @@ BLOCKS: Blocks = {
         "pixels", "image_size",
     ),
     "model": (
-        "size", "model_learning_rate", "model_warmup", "batch_size", "batch_length", "train_ratio", "pretrain",
+        "size", "scale_observations", "model_learning_rate", "model_warmup", "batch_size", "batch_length", "train_ratio", "pretrain",
     ),
     "replay": (
         "prefill", "steps_per_collect", "acting", "replay_capacity", "replay_memory", "replay_folder",
@@ -90,6 +90,9 @@ class WorldModelConfig(GRPOConfig):
     # --- the world model
     size: str = "1m"
     """How large the model and the actor are: 0.5m, 1m, 4m, 12m, 25m, 50m, 100m, 200m, 400m."""
+    scale_observations: bool = False
+    """Read and predict numbers in standard deviations, by what was seen before the first update, so that small ones
+    count as much as large ones; false: as they come, as DreamerV3 does."""
     model_learning_rate: float = Field(default=1e-3, gt=0)
     """Of the world model's LaProp; 4e-5 is published for sizes from 12m on and long runs."""
     model_warmup: int = Field(default=100, ge=0)
@@ -240,6 +243,11 @@ class WorldModelConfig(GRPOConfig):
     def frozen_model(self) -> bool:
         """Whether the world model stays as it is."""
         return self.train_ratio == 0 or bool(self.adapter_rank and self.adapt == "actor")
+
+    @property
+    def measures_observations(self) -> bool:
+        """Whether their scale is this run's own: not that of the agent it begins with."""
+        return self.scale_observations and not self.frozen_model and self.init_from is None
 
     def _columns(self) -> dict[str, Any]:
         own = ACTORS[self.actor] if self.loss_type == HOUSE else {}

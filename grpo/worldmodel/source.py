@@ -43,6 +43,8 @@ from grpo.worldmodel.views import View
 
 KEPT = ("range", "ratio", "ahead", "counted", "lanes", "study", "critic", "tail", "replay", "actor")
 """The parts of a state, named and in order as files have them."""
+MEASURED = 256
+"""Sequences by which observations are scaled."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class WorldModelSource:
         began = time.perf_counter()
         played = self.collector.advance(step)
         learns = time.perf_counter()
+        if step == 0 and self.config.measures_observations:
+            self.model.measure(self.learner.given(played.replay.peek(MEASURED, 0))[0])
         seen = self._learned(played.replay, played.updates, step)
         self._seconds = {"play": learns - began, "world_model": time.perf_counter() - learns}
         counts = {"model/updates": float(self.learner.updates), "model/updates_skipped": float(self.learner.skipped)}

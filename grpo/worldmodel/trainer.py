@@ -175,7 +175,7 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Learner
     head = make_head(fleet.action_space, config.action_head, config.log_std, state_std=True)
     _expect_used(config, view, head)
     policy = ActorPolicy(torch.nn.Identity(), head)
-    model = WorldModel(view.shapes, policy.actions.width, config.size, config.seed)
+    model = WorldModel(view.shapes, policy.actions.width, config.size, config.seed, config.scale_observations)
     units = model.size.units
     policy = ActorPolicy(make_network(model.flat_width, units, head, config.actor_layers, config.seed), head)
     parentless = None if config.init_from is None else _begin_with(Path(config.init_from), policy, model)

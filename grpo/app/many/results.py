@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,13 +71,13 @@ class Reached:
 
 def reached(path: Path, goal: Goal, failed: bool = False) -> Reached:
     """What lies in a run's folder; a run that failed says why."""
-    try:
-        folder = RunFolder.open(path)
-        rows = [(row["step"], row.get(goal.name)) for row in folder.each_step()]
-        seconds = sum(row.get("total") or 0.0 for row in folder.each_step("timing.jsonl"))
-        reason = folder.status.get("reason") or "unfinished"
-    except FolderError:  # it never began
-        rows, seconds, reason = [], 0.0, "unfinished"
+    rows, seconds, reason = [], 0.0, "unfinished"
+    with suppress(FolderError):
+        if (path / "run.json").is_file():  # else it never began: no error that looks for a name like it
+            folder = RunFolder.open(path)
+            rows = [(row["step"], row.get(goal.name)) for row in folder.each_step()]
+            seconds = sum(row.get("total") or 0.0 for row in folder.each_step("timing.jsonl"))
+            reason = folder.status.get("reason") or "unfinished"
     known = [(goal.sign * value, -step, value) for step, value in rows if value is not None]
     _, step, value = max(known, default=(0.0, -rows[-1][0] if rows else 0, None))
     if failed and reason not in ENDED:

@@ -29,6 +29,8 @@ LEAST_BLOCK = 8
 """Units in the smallest block worth having."""
 MULTIPLES = (2, 3, 4, 4)
 """Channels after each halving of a picture, in units of `depth`."""
+LEAST_STD = 1e-8
+"""Of a number that moves at all."""
 KERNEL = 5
 DOWN = 2 ** len(MULTIPLES)
 """How much smaller a picture is after the last of them."""
@@ -243,12 +245,51 @@ def told_apart(shapes: Shapes) -> tuple[dict[str, int], dict[str, int], tuple[in
     return vectors, {key: shape[2] for key, shape in pictures.items()}, (height, width)
 
 
+class Reading(nn.Module):
+    """Numbers as the model reads them: their symlog; scaled: of their distance from the mean, in standard deviations.
+
+    Until they are measured they are taken as they come, and so are those of a model that was saved without a scale.
+    """
+
+    mean_D: Tensor
+    std_D: Tensor
+
+    def __init__(self, width: int, scaled: bool) -> None:
+        super().__init__()
+        self.scaled = scaled
+        if scaled:
+            self.register_buffer("mean_D", torch.zeros(width))
+            self.register_buffer("std_D", torch.ones(width))
+            self.register_load_state_dict_pre_hook(_as_they_come)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the environment gives them → as they are read."""
+        return symlog((x.float() - self.mean_D) / self.std_D if self.scaled else x.float())
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """Back in the environment's units."""
+        return symexp(y) * self.std_D + self.mean_D if self.scaled else symexp(y)
+
+    @torch.no_grad()
+    def measure(self, seen: Tensor) -> None:
+        """Take mean and deviation from these, (…, D); a number that is always the same keeps its unit."""
+        std_D, mean_D = torch.std_mean(seen.flatten(0, -2).double(), 0)
+        self.mean_D.copy_(mean_D)
+        self.std_D.copy_(torch.where(std_D > LEAST_STD, std_D, torch.ones_like(std_D)))
+
+
+def _as_they_come(reading: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, x in reading.named_buffers():
+        state.setdefault(prefix + name, torch.full_like(x, float(name == "std_D")))
+
+
 class Encoder(nn.Module):
     """Observations → (…, width): vectors through symlog and dense layers, pictures through convolutions."""
 
-    def __init__(self, shapes: Shapes, units: int, depth: int, layers: int = 3) -> None:
+    def __init__(self, shapes: Shapes, units: int, depth: int, layers: int = 3, scaled: bool = False) -> None:
         super().__init__()
         self.vectors, self.pictures, (height, width) = told_apart(shapes)
+        self.readings = nn.ModuleList(Reading(size, scaled) for size in self.vectors.values())
         self.width = 0
         if self.vectors:
             self.dense = mlp(sum(self.vectors.values()), units, layers)
@@ -263,7 +304,8 @@ class Encoder(nn.Module):
         """Any leading dimensions; entries that are no observation are passed over."""
         parts = []
         if self.vectors:
-            parts.append(self.dense(symlog(torch.cat([observation[key].float() for key in self.vectors], -1))))
+            read = [reading(observation[key]) for key, reading in zip(self.vectors, self.readings, strict=True)]
+            parts.append(self.dense(torch.cat(read, -1)))
         if self.pictures:
             pixels = torch.cat([observation[key] for key in self.pictures], -1)
             x = pixels.flatten(0, -4).permute(0, 3, 1, 2).to(torch.float32, copy=True).div_(255).sub_(0.5)
@@ -272,13 +314,16 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents → observations: vectors in symlog units, pictures in [0, 1]."""
+    """Latents → observations: vectors as the model reads them, pictures in [0, 1]."""
 
     folds: Tensor
 
-    def __init__(self, shapes: Shapes, deter: int, stoch: int, units: int, depth: int, layers: int = 3) -> None:
+    def __init__(
+        self, shapes: Shapes, deter: int, stoch: int, units: int, depth: int, layers: int = 3, scaled: bool = False
+    ) -> None:
         super().__init__()
         self.vectors, self.pictures, (height, width) = told_apart(shapes)
+        self.readings = nn.ModuleList(Reading(size, scaled) for size in self.vectors.values())
         if self.vectors:
             self.dense = head(deter + stoch, units, sum(self.vectors.values()), layers)
         if self.pictures:
@@ -326,7 +371,8 @@ class Decoder(nn.Module):
 
     def losses(self, out: Mapping[str, Tensor], observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Squared errors, summed over what one observation consists of: (…) by key."""
-        found = {key: (out[key] - symlog(observation[key].float())).square().sum(-1) for key in self.vectors}
+        readings = zip(self.vectors, self.readings, strict=True)
+        found = {key: (out[key] - reading(observation[key])).square().sum(-1) for key, reading in readings}
         for key in self.pictures:
             truth = observation[key].to(torch.float32, copy=True).div_(255)
             found[key] = (out[key] - truth).square().sum((-3, -2, -1))
@@ -335,4 +381,5 @@ class Decoder(nn.Module):
     def observations(self, out: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As the environment gives them: vectors in its units, pictures in bytes."""
         pictures = {key: (out[key] * 255).round().to(torch.uint8) for key in self.pictures}
-        return {key: symexp(out[key]) for key in self.vectors} | pictures
+        readings = zip(self.vectors, self.readings, strict=True)
+        return {key: reading.inverse(out[key]) for key, reading in readings} | pictures

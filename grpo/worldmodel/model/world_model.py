@@ -44,9 +44,14 @@ class Forecast:
 
 
 class WorldModel(nn.Module):
-    """Encoder, recurrent model, decoder, reward and continue heads. `shapes`: of each observation, by key."""
+    """Encoder, recurrent model, decoder, reward and continue heads. `shapes`: of each observation, by key.
 
-    def __init__(self, shapes: Shapes, action_width: int, size: str | Size = "12m", seed: int = 0) -> None:
+    scaled: numbers are read and predicted in standard deviations, once they have been measured.
+    """
+
+    def __init__(
+        self, shapes: Shapes, action_width: int, size: str | Size = "12m", seed: int = 0, scaled: bool = False
+    ) -> None:
         super().__init__()
         if taken := [key for key in shapes if key in _TAKEN]:
             raise ConfigError(f"an observation cannot be called {taken[0]!r}, a batch has that already; rename it")
@@ -54,9 +59,9 @@ class WorldModel(nn.Module):
         deter, stoch, units = self.size.deter, self.size.stoch * self.size.classes, self.size.units
         with torch.random.fork_rng(devices=[]):  # the same seed gives the same model, and nobody else's numbers move
             torch.default_generator.manual_seed(seed)
-            self.encoder = Encoder(shapes, units, self.size.depth)
+            self.encoder = Encoder(shapes, units, self.size.depth, scaled=scaled)
             self.rssm = RSSM(self.encoder.width, action_width, self.size)
-            self.decoder = Decoder(shapes, deter, stoch, units, self.size.depth)
+            self.decoder = Decoder(shapes, deter, stoch, units, self.size.depth, scaled=scaled)
             self.reward_head = TwoHotHead(deter + stoch, units)
             self.continue_head = head(deter + stoch, units, 1)
 
@@ -64,6 +69,12 @@ class WorldModel(nn.Module):
     def flat_width(self) -> int:
         """Length of `Latent.flat`."""
         return self.size.deter + self.size.stoch * self.size.classes
+
+    def measure(self, batch: Batch) -> None:
+        """Learn the mean and deviation of the numbers that are seen, before anything else is learned from them."""
+        for part in (self.encoder, self.decoder):
+            for key, reading in zip(part.vectors, part.readings, strict=True):
+                reading.measure(batch[key])
 
     def reward(self, flat: Tensor) -> TwoHot:
         """Of arriving in these states."""
