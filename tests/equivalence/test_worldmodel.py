@@ -16,7 +16,7 @@ CASES = {
     "group, films": {"films": True},
     "whole futures, recipe grpo": {"loss_type": "grpo", "beta": 0.1},
     "several passes": {"num_iterations": 3, "rows_per_minibatch": 5},
-    "critic": {"actor": "critic", "entropy_coef": 1e-3},
+    "critic, scaled observations": {"actor": "critic", "entropy_coef": 1e-3, "scale_observations": True},
     "bootstrap": {"actor": "bootstrap"},
     "fitted tail": {"tail": "fitted", "gae_lambda": 0.9},
     "reference that follows": {"beta": 0.1, "ref_sync_steps": 2, "ref_mixup_alpha": 0.5},
@@ -56,7 +56,7 @@ def train(path, settings, steps=4, cut_at=None, evaluate_every=None, on_disk=Tru
         trainer.source.close()
 
 
-QUICK = {"group, films", "several passes", "critic", "squashed", "processes"}
+QUICK = {"group, films", "several passes", "critic, scaled observations", "squashed", "processes"}
 """Those that between them go through every part of what is kept; the others say the same of more settings."""
 
 

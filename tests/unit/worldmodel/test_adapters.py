@@ -153,3 +153,15 @@ def test_a_copy_has_its_own_adapters_while_its_original_imagines(run_folder):
     assert len(read) == 6 and all(torch.equal(x, own) for x in read[::2])
     assert all(torch.equal(x, copied.posterior_deter.weight) for x in read[1::2])
     trainer.source.close()
+
+
+def test_observations_are_measured_once_and_not_by_who_begins_with_another_agent(run_folder):
+    trainer, child = make(scale_observations=True), make(scale_observations=True, init_from=str(run_folder))
+    for one in (trainer, child):
+        one.step()
+    reading = trainer.source.model.encoder.readings[0]
+    measured, later = reading.std_D.clone(), child.source.model.encoder.readings[0]
+    assert not torch.equal(measured, torch.ones_like(measured))
+    assert torch.equal(later.std_D, torch.ones_like(measured)) and not later.mean_D.any()
+    trainer.step()
+    assert torch.equal(reading.std_D, measured)

@@ -179,3 +179,49 @@ def test_the_same_seed_gives_the_same_model_and_moves_no_other_numbers():
 def test_an_observation_may_not_take_a_name_of_the_batch():
     with pytest.raises(ConfigError, match="cannot be called 'reward'"):
         WorldModel({"reward": (1,)}, 2, TINY)
+
+
+UNITS, ZERO = torch.tensor([1000.0, 0.01, -1.0]), torch.tensor([5.0, 300.0, 0.0])
+
+
+def test_scaled_numbers_teach_the_same_in_any_units():
+    """What a model makes of metres it makes of millimetres; one that takes them as they come does not."""
+    plain = batch(shapes={"place": (3,)})
+    other = plain | {"place": plain["place"] * UNITS + ZERO}
+    flip = torch.tensor([1.0, 1.0, -1.0])  # a unit below 0 is another axis
+    plain = plain | {"place": plain["place"] * flip}
+    found = {}
+    for scaled in (True, False):
+        one, two = (WorldModel({"place": (3,)}, 2, TINY, scaled=scaled) for _ in range(2))
+        for model, data in ((one, plain), (two, other)):
+            if scaled:
+                model.measure(data)
+        found[scaled] = [model.loss(data, random=keyed())[0] for model, data in ((one, plain), (two, other))]
+    torch.testing.assert_close(*found[True], rtol=1e-3, atol=1e-3)
+    assert abs(found[False][0] - found[False][1]) > 10
+
+
+def test_scaled_numbers_are_foretold_in_the_environment_s_units():
+    model = WorldModel({"place": (3,)}, 2, TINY, scaled=True)
+    data = batch(shapes={"place": (3,)})
+    data["place"] = data["place"] * UNITS.abs() + ZERO
+    data["place"][..., 2] = 7.0  # it never moves
+    model.measure(data)
+    reading = model.decoder.readings[0]
+    seen_MD = data["place"].flatten(0, 1)
+    torch.testing.assert_close(reading.mean_D, seen_MD.mean(0))
+    torch.testing.assert_close(reading.std_D, torch.tensor([*seen_MD.std(0)[:2], 1.0]))
+    torch.testing.assert_close(reading.inverse(reading(seen_MD)), seen_MD, rtol=1e-4, atol=1e-4)
+    assert torch.equal(model.encoder.readings[0].std_D, reading.std_D)
+
+
+def test_a_model_saved_without_a_scale_sees_as_it_did():
+    before, now = WorldModel(SHAPES, 2, TINY, seed=1), WorldModel(SHAPES, 2, TINY, seed=2, scaled=True)
+    now.measure(batch())
+    now.load_state_dict(before.state_dict())
+    losses = [model.loss(batch(), random=keyed())[0] for model in (before, now)]
+    assert torch.equal(*losses)
+    measured = WorldModel(SHAPES, 2, TINY, scaled=True)
+    measured.measure(batch(seed=3))
+    now.load_state_dict(measured.state_dict())
+    assert torch.equal(now.encoder.readings[0].std_D, measured.encoder.readings[0].std_D)
