@@ -141,7 +141,7 @@ def build(config: LanguageConfig, given: Given) -> Parts:
         policy=policy,
         source=LanguageSource(policy, engine, player, tokens, prompts, held_out, rewards, config),
         reference=reference_of(config, policy, fresh, given.ref_model),
-        teacher=make_teacher(config, given.teacher_model, policy, chat, tokenizer, prompts),
+        teacher=make_teacher(config, given.teacher_model, policy, chat, prompts, isinstance(player, OneAnswer)),
         optimizer=optimizer_of(config, policy, given.optimizers[0]),
         ranks=ranks,
     )

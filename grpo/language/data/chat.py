@@ -205,6 +205,13 @@ class Chat:
         shared = next((n for n in range(len(said), 0, -1) if said[-n:] == rest_ids[:n]), 0)
         return rest_ids[shared:]
 
+    def said(self, text: str) -> list[int]:
+        """An answer as ids behind its prompt; where it spells a control token, as its characters, or without it."""
+        try:
+            return self._behind(self._marked(text))
+        except ConfigError:  # this tokenizer knows it as a control token only
+            return self._behind(self._control.sub("", text))
+
     def turn_end(self) -> str:
         """What the template writes behind an answer; empty where it writes nothing."""
         question = {"role": "user", "content": "?"}

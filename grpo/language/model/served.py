@@ -118,7 +118,8 @@ class ServedReader:
         if text != own or said != tokenizer.decode(spread):
             raise ConfigError(
                 f"{self._port} ({self._name}) has another vocabulary: it reads {TEXT!r} as {str(text)[:60]}, "
-                f"the student as {str(own)[:60]}; serve a teacher of the same family, with the same tokenizer"
+                f"the student as {str(own)[:60]}; serve a teacher of the same family, with the same tokenizer, or give "
+                "this one as a folder: a model that is loaded here is aligned by text"
             )
 
 

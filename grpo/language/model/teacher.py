@@ -1,4 +1,7 @@
-"""Who teaches a language model: another one that reads the same tokens, or itself with more in its prompt."""
+"""Who teaches a language model: another one, or itself with more in its prompt.
+
+Another one reads the same tokens; `translated` has those that read the same text in other tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from grpo.capabilities import Teaches
 from grpo.config import ConfigError
 from grpo.credit import trajectory_reward
 from grpo.language.config import LanguageConfig
-from grpo.language.data.chat import Chat
+from grpo.language.data.chat import Chat, prepare_tokenizer
 from grpo.language.data.columns import FIELD, named_in
 from grpo.language.data.prompts import Prompts
-from grpo.language.model import earlier, loading
+from grpo.language.model import earlier, loading, translated
 from grpo.language.model.reference import FrozenAdapter, FrozenCopy
 from grpo.language.model.served import ServedReader
 from grpo.language.samples import Prompt, Sample
@@ -192,9 +195,12 @@ class AveragedTeacher(LanguageTeacher):
 
 
 def make_teacher(
-    config: LanguageConfig, given: Any, policy: LanguagePolicy, chat: Chat, tokenizer: Any, prompts: Prompts
+    config: LanguageConfig, given: Any, policy: LanguagePolicy, chat: Chat, prompts: Prompts, answers: bool = True
 ) -> Teaches | None:
-    """The teacher that settings and recipe ask for; `given`: a loaded model, or whoever teaches, in its place."""
+    """The teacher that settings and recipe ask for; `given`: a loaded model, or whoever teaches, in its place.
+
+    answers: every row is one answer to a prompt, not a conversation.
+    """
     recipe = config.recipe
     if recipe.teacher_sees == "success" and recipe.teacher_coef and config.select is not None:
         raise ConfigError("teacher_sees=success shows tries of the whole group, and select leaves some out; drop one")
@@ -223,14 +229,33 @@ def make_teacher(
             return AveragedTeacher(policy, chat, config)
         return LanguageTeacher(ModelReader(policy.scorer), chat, config)
     if given is None and str(config.teacher).startswith(("http://", "https://")):
-        return LanguageTeacher(ServedReader(config, tokenizer, vocabulary), chat, config)
-    model = given if given is not None else _loaded(config, tokenizer)
+        return LanguageTeacher(ServedReader(config, chat.tokenizer, vocabulary), chat, config)
+    if given is not None:
+        return LanguageTeacher(_same_tokens(given, policy), chat, config)
+    named, saved = model_of(config)
+    theirs = earlier.tokenizer_of(named)
+    differs = translated.difference(chat.tokenizer, theirs)
+    if differs is None:
+        return LanguageTeacher(_same_tokens(_loaded(config, named, saved), policy), chat, config)
+    translated.expect_translatable(config, differs, answers)
+    asked, model = translated.chat_of(config, theirs), _loaded(config, named, saved)
+    tokens = prepare_tokenizer(theirs, model.config, getattr(model, "generation_config", None))
+    reader = ModelReader(_scorer(model, policy, tokens.pad))
+    return LanguageTeacher(translated.TranslatedReader(reader, chat, asked, tokens.end), chat, config)
+
+
+def _same_tokens(model: Any, policy: LanguagePolicy) -> ModelReader:
+    """A teacher that reads the student's tokens."""
     _expect_room(model, policy)
+    scorer, vocabulary = _scorer(model, policy, policy.scorer.pad), policy.scorer.head.weight.shape[0]
+    scorer.vocabulary = vocabulary if scorer.head.weight.shape[0] > vocabulary else None
+    return ModelReader(scorer)
+
+
+def _scorer(model: Any, policy: LanguagePolicy, pad: int) -> Scorer:
     model.requires_grad_(False).eval()
     mine = policy.scorer
-    scorer = make_scorer(model, mine.temperature, "auto", mine.set_budget, mine.pad, mine.autocast)
-    scorer.vocabulary = vocabulary if scorer.head.weight.shape[0] > vocabulary else None
-    return LanguageTeacher(ModelReader(scorer), chat, config)
+    return make_scorer(model, mine.temperature, "auto", mine.set_budget, pad, mine.autocast)
 
 
 def shown_columns(config: LanguageConfig) -> set[str]:
@@ -271,11 +296,9 @@ def model_of(config: LanguageConfig) -> tuple[LanguageConfig, Path | None]:
     return config.but(model=place, revision=None, tokenizer=None), None
 
 
-def _loaded(config: LanguageConfig, tokenizer: Any) -> Any:
-    """The model that `teacher` names."""
-    named, saved = model_of(config)
+def _loaded(config: LanguageConfig, named: LanguageConfig, saved: Path | None) -> Any:
+    """The model that `teacher` names, as `model_of` found it."""
     place = named.model
-    expect_same_tokens(tokenizer, earlier.tokenizer_of(named), str(config.teacher))
     size = sum(file.stat().st_size for file in Path(place).glob("*.safetensors")) if Path(place).is_dir() else 0
     told = f"teacher={config.teacher} does not fit: " + (f"its weights take {size / GIB:.1f} GiB" if size else "")
     if device_of(config.device) == "cuda" and size > torch.cuda.mem_get_info()[0]:
@@ -315,22 +338,11 @@ class NoTeacher:
         raise ConfigError("this model was opened to be talked to, without its teacher; train it with grpo train")
 
 
-def expect_same_tokens(mine: Any, theirs: Any, name: str) -> None:
-    """Refuse a teacher that would read the student's tokens as other ones."""
-    own, other = mine.get_vocab(), theirs.get_vocab()
-    if own == other:
-        return
-    wrong = next((f"token {i} is {token!r} to the student and {theirs.convert_ids_to_tokens(i)!r} to the teacher"
-                  for token, i in sorted(own.items(), key=lambda item: item[1]) if other.get(token) != i),
-                 f"{len(own):,} tokens and {len(other):,}")  # fmt: skip
-    raise ConfigError(
-        f"teacher={name} has another vocabulary ({wrong}): it cannot say how likely the student's tokens are; take a "
-        "teacher of the same family, with the same tokenizer"
-    )
-
-
 def _expect_room(model: Any, policy: LanguagePolicy) -> None:
     """A teacher whose head is narrower than the student's has no number for some of its tokens."""
     mine, theirs = policy.scorer.head.weight.shape[0], model.get_output_embeddings().weight.shape[0]
     if theirs < mine:
-        raise ConfigError(f"the teacher has {theirs:,} tokens in its head, the student {mine:,}; take one with as many")
+        raise ConfigError(
+            f"the teacher has {theirs:,} tokens in its head, the student {mine:,}; take one with as many, or name its "
+            "folder in `teacher`, so that its own tokenizer is found"
+        )
