@@ -72,13 +72,15 @@ INSTALLED = tuple(
     }
 )
 """Folders whose code is not the user's own."""
+PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+"""Nor is what lies below these: an environment may see the packages of another."""
 
 
 def located(error: BaseException) -> str:
     """An exception in one short line, with file and line of the user's own code where it was raised."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = os.path.abspath(frame.filename)
-        if os.path.exists(path) and not path.startswith(INSTALLED):
+        if os.path.exists(path) and not not_theirs(path):
             return f"{line(error)} ({path}:{frame.lineno})"
     return line(error)
 
@@ -86,7 +88,7 @@ def located(error: BaseException) -> str:
 def defined_at(function: Any) -> str:
     """The ` (file:line)` of a function of the user's own, for an error that its caller raised; or nothing."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None or not os.path.exists(code.co_filename) or _not_theirs(code.co_filename):
+    if code is None or not os.path.exists(code.co_filename) or not_theirs(code.co_filename):
         return ""
     return f" ({os.path.abspath(code.co_filename)}:{code.co_firstlineno})"
 
@@ -94,7 +96,7 @@ def defined_at(function: Any) -> str:
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """A warning at the line of the user's own that led here, however many calls lie between."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and _not_theirs(frame.f_code.co_filename):
+    while frame is not None and not_theirs(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:  # a thread, or a command: nobody's line
         warnings.warn_explicit(message, category, NOBODY, 1, "grpo", _told)
@@ -111,8 +113,10 @@ _told: dict[Any, Any] = {}
 """Of those, the ones that were said already, as `warnings` keeps them: once is enough."""
 
 
-def _not_theirs(filename: str) -> bool:
-    return filename.startswith("<frozen ") or os.path.abspath(filename).startswith(INSTALLED)
+def not_theirs(filename: str) -> bool:
+    """Whether a file of code is ours or a library's, not the user's own."""
+    path = os.path.abspath(filename)
+    return filename.startswith("<frozen ") or path.startswith(INSTALLED) or any(part in path for part in PACKAGES)
 
 
 def nearest(word: object, known: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ EXTRAS = {
         *("grpo.control.trainer", "grpo.envs.make", "grpo.envs.video", "grpo.envs.vectors"),
     ],
     "atari": ["ale_py"],
-    "dm_control": ["dm_control.suite", "shimmy", "grpo.envs.dm_control", "grpo.worldmodel.trainer"],
+    "dm-control": ["dm_control.suite", "shimmy", "grpo.envs.dm_control", "grpo.worldmodel.trainer"],
     "envpool": ["envpool"],
     "export": ["onnx", "onnxruntime", "onnxscript"],
     "worldmodel": ["gymnasium", "grpo.worldmodel.trainer", "grpo.worldmodel.show"],

@@ -19,6 +19,7 @@ QUICKLY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passe
 os.environ.setdefault("XLA_FLAGS", f"{QUICKLY} --xla_cpu_use_fusion_emitters=false")
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")  # a test leaves nothing in the user's cache
 torch.set_num_threads(1)  # arrays here are tiny; threads only cost
+os.environ.setdefault("GRPO_TRACEBACK", "full")  # whoever mends a test wants all of it
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # to processes that tests start, too
 settings.register_profile("ci", derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")

@@ -23,7 +23,7 @@ EXTRAS = {
     "vision": ("transformers", "PIL"),
     "control": ("gymnasium", "gymnasium_robotics", "pygame", "mujoco", "Box2D", "minigrid", "imageio_ffmpeg"),
     "atari": ("ale_py",),
-    "dm_control": ("dm_control", "shimmy"),
+    "dm-control": ("dm_control", "shimmy"),
     "envpool": ("envpool",),
     "view": ("starlette", "uvicorn"),
     "export": ("onnx", "onnxscript", "onnxruntime"),
@@ -74,7 +74,7 @@ def _namesake() -> list[Finding]:
         version = metadata.version("grpo")
     except metadata.PackageNotFoundError:
         return []
-    remedy = "pip uninstall grpo, then pip install --force-reinstall --no-deps anygrpo"
+    remedy = "pip uninstall grpo, then pip install --force-reinstall --no-deps anygrpo (in a checkout: .)"
     return [Finding("grpo", f"{version} is somebody else's package of the same name", "problem", remedy)]
 
 

@@ -24,9 +24,11 @@ from grpo.capabilities import EvaluatesEpisodes, Exports, Plays, SavesModel
 from grpo.config import ConfigError
 from grpo.protocols import Player, Playing
 from grpo.run import hub
+from grpo.run.door import door
 from grpo.run.trainer import GRPOTrainer
 
 
+@door
 def load(path: str | Path, checkpoint: str = "best", *, trust: bool = False) -> Policy | Model:
     """The policy or model of a run folder, of what `save` and `grpo export` wrote, or of the hub.
 

@@ -50,6 +50,7 @@ from grpo.protocols import State
 from grpo.reference import FrozenReference
 from grpo.report import StepReport
 from grpo.run.config import RunConfig
+from grpo.run.door import door
 from grpo.run.trainer import GRPOTrainer as RunTrainer
 from grpo.threads import few_threads
 from grpo.trainer import Hook, Trainer
@@ -93,6 +94,7 @@ class GRPOTrainer(RunTrainer):
     commands = ("view", "eval", "export")
     clip_ratio, beta, gamma, epochs, batch_size, group_size = (tutorial.Setting() for _ in range(6))
 
+    @door
     def __init__(
         self,
         env: str | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | None = None,
@@ -228,6 +230,7 @@ class GRPOTrainer(RunTrainer):
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
+    @door
     def evaluate(self, episodes: int = 20, greedy: bool = True, seed: int | None = None) -> Evaluation:
         """Whole episodes on starts that training never uses."""
         return self.source.evaluator.evaluate(episodes, greedy, seed)

@@ -52,7 +52,7 @@ TRUSTED = ("gymnasium", "minigrid", "ale_py", "gymnasium_robotics")
 PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
     ("ALE/",): ("ale_py", "'anygrpo[atari]'"),
-    ("dm_control/",): ("shimmy", "'anygrpo[dm_control]'"),
+    ("dm_control/",): ("shimmy", "'anygrpo[dm-control]'"),
     ("AdroitHand", "AntMaze", "PointMaze"): ("gymnasium_robotics", "gymnasium-robotics"),
     # From MuJoCo 3.12 on an assertion of theirs fails, and says nothing: its joint types are no longer numbers.
     ("Fetch", "FrankaKitchen", "Hand"): ("gymnasium_robotics", "gymnasium-robotics 'mujoco<3.12'"),

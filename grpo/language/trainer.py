@@ -42,6 +42,7 @@ from grpo.language.tasks import TASKS
 from grpo.report import StepReport
 from grpo.run import hub
 from grpo.run.config import RunConfig
+from grpo.run.door import door
 from grpo.run.folder import RunFolder
 from grpo.seeding import mixed
 
@@ -61,6 +62,7 @@ class GRPOTrainer(LookedAtLater, KnownTrainer):
     config: LanguageConfig
     task, always_kept = "language", True
 
+    @door
     def __init__(
         self,
         model: Any = None,
@@ -212,6 +214,7 @@ class GRPOTrainer(LookedAtLater, KnownTrainer):
         """The trained module."""
         return self.policy.model
 
+    @door
     def evaluate(
         self,
         dataset: Any = None,
@@ -268,6 +271,7 @@ class GRPOTrainer(LookedAtLater, KnownTrainer):
         drawn = replace(self.config.sampling, **sampling)
         return self.source.sample([prompt], 1, drawn, [seed])[0].text
 
+    @door
     def generate(
         self, prompts: Sequence[str | Sequence[Message]], count: int = 1, seed: int | None = None, **sampling: Any
     ) -> list[list[str]]:

@@ -18,6 +18,7 @@ from grpo.capabilities import Evaluates, Exports
 from grpo.config import ConfigError
 from grpo.report import StepReport
 from grpo.run.config import ENDLESS, RunConfig
+from grpo.run.door import door
 from grpo.run.progress import Progress
 from grpo.run.trackers import Tracker
 from grpo.trainer import Trainer
@@ -48,6 +49,7 @@ class GRPOTrainer(Trainer):
     watched: bool = False
     """Whether somebody watches that run: what is worth knowing may be printed."""
 
+    @door
     def train(
         self,
         first: int | Batches | str | Path | None = None,

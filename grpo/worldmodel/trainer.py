@@ -26,6 +26,7 @@ from grpo.optimizers import Adam
 from grpo.protocols import Reference, part
 from grpo.reference import FrozenReference
 from grpo.run import checkpoint
+from grpo.run.door import door
 from grpo.run.folder import FolderError, RunFolder
 from grpo.run.functions import function_of
 from grpo.run.trainer import GRPOTrainer as RunTrainer
@@ -56,6 +57,7 @@ class GRPOTrainer(RunTrainer):
     task, run_name, measure, sample_every = "worldmodel", "dreamer", "return", 50
     commands = ("view", "eval", "export")
 
+    @door
     def __init__(
         self,
         env: Env | None = None,
@@ -97,6 +99,7 @@ class GRPOTrainer(RunTrainer):
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
+    @door
     def evaluate(self, episodes: int = 20, greedy: bool = True, seed: int | None = None) -> Evaluation:
         """Whole episodes on starts that training never uses."""
         return self.source.judge(episodes, greedy, seed)

@@ -37,6 +37,12 @@ def test_every_extra_is_installed_alone_and_imported():
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_is_written_as_a_wheel_names_it(extra):
+    """dm-control, not dm_control: for the other, pip before 23.3 (Python 3.11 brings it) installs nothing."""
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", extra)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_what_an_extra_is_for_exists(extra):
     assert all(find_spec(name) for name in EXTRAS[extra] if name.startswith("grpo."))
 

@@ -131,7 +131,7 @@ def test_what_cannot_work_is_refused_before_a_folder_is_made(env, message, tmp_p
 def test_a_package_that_is_missing_is_named_with_its_command(monkeypatch):
     found = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *a: None if name == "shimmy" else found(name, *a))
-    with pytest.raises(EnvError, match=r"needs shimmy; pip install 'anygrpo\[dm_control\]'"):
+    with pytest.raises(EnvError, match=r"needs shimmy; pip install 'anygrpo\[dm-control\]'"):
         make("dm_control/cartpole-swingup-v0")
 
 

@@ -11,7 +11,7 @@ from grpo.envs.make import EnvFactory
 
 needs_dm_control = pytest.mark.skipif(
     importlib.util.find_spec("dm_control") is None or importlib.util.find_spec("shimmy") is None,
-    reason="make test EXTRAS=dev,dm_control",
+    reason="make test EXTRAS=dev,dm-control",
 )
 
 
@@ -50,7 +50,7 @@ def test_the_extra_is_named_where_a_part_of_it_is_missing(missing, monkeypatch):
         return there(name, *rest)
 
     monkeypatch.setattr("importlib.util.find_spec", found)
-    said = rf"dm_control/reacher-none-v0 needs {missing.replace('_', '-')}; pip install 'anygrpo\[dm_control\]'"
+    said = rf"dm_control/reacher-none-v0 needs {missing.replace('_', '-')}; pip install 'anygrpo\[dm-control\]'"
     with pytest.raises(EnvError, match=said):
         EnvFactory("dm_control/reacher-none-v0").resolve()
 
