@@ -34,7 +34,8 @@ BLOCKS: Blocks = {
         "pixels", "image_size",
     ),
     "model": (
-        "size", "scale_observations", "model_learning_rate", "model_warmup", "batch_size", "batch_length", "train_ratio", "pretrain",
+        "size", "scale_observations", "model_learning_rate", "model_warmup", "batch_size", "batch_length",
+        "train_ratio", "pretrain",
     ),
     "replay": (
         "prefill", "steps_per_collect", "acting", "replay_capacity", "replay_memory", "replay_folder",

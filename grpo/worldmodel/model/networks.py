@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -283,6 +283,11 @@ def _as_they_come(reading: nn.Module, state: dict[str, Any], prefix: str, *_: An
         state.setdefault(prefix + name, torch.full_like(x, float(name == "std_D")))
 
 
+def readings(module: Encoder | Decoder) -> Iterator[tuple[str, Reading]]:
+    """How each of its vectors is read, by key."""
+    yield from zip(module.vectors, cast("Iterable[Reading]", module.readings), strict=True)
+
+
 class Encoder(nn.Module):
     """Observations → (…, width): vectors through symlog and dense layers, pictures through convolutions."""
 
@@ -304,8 +309,7 @@ class Encoder(nn.Module):
         """Any leading dimensions; entries that are no observation are passed over."""
         parts = []
         if self.vectors:
-            read = [reading(observation[key]) for key, reading in zip(self.vectors, self.readings, strict=True)]
-            parts.append(self.dense(torch.cat(read, -1)))
+            parts.append(self.dense(torch.cat([reading(observation[key]) for key, reading in readings(self)], -1)))
         if self.pictures:
             pixels = torch.cat([observation[key] for key in self.pictures], -1)
             x = pixels.flatten(0, -4).permute(0, 3, 1, 2).to(torch.float32, copy=True).div_(255).sub_(0.5)
@@ -371,8 +375,7 @@ class Decoder(nn.Module):
 
     def losses(self, out: Mapping[str, Tensor], observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Squared errors, summed over what one observation consists of: (…) by key."""
-        readings = zip(self.vectors, self.readings, strict=True)
-        found = {key: (out[key] - reading(observation[key])).square().sum(-1) for key, reading in readings}
+        found = {key: (out[key] - reading(observation[key])).square().sum(-1) for key, reading in readings(self)}
         for key in self.pictures:
             truth = observation[key].to(torch.float32, copy=True).div_(255)
             found[key] = (out[key] - truth).square().sum((-3, -2, -1))
@@ -381,5 +384,4 @@ class Decoder(nn.Module):
     def observations(self, out: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As the environment gives them: vectors in its units, pictures in bytes."""
         pictures = {key: (out[key] * 255).round().to(torch.uint8) for key in self.pictures}
-        readings = zip(self.vectors, self.readings, strict=True)
-        return {key: reading.inverse(out[key]) for key, reading in readings} | pictures
+        return {key: reading.inverse(out[key]) for key, reading in readings(self)} | pictures

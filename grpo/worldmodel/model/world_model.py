@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from grpo.config import ConfigError
 from grpo.worldmodel.model.distributions import Bernoulli, Latents, TwoHot
-from grpo.worldmodel.model.networks import Decoder, Encoder, Shapes, TwoHotHead, head
+from grpo.worldmodel.model.networks import Decoder, Encoder, Shapes, TwoHotHead, head, readings
 from grpo.worldmodel.model.rssm import RSSM, Latent, Observed, Size, size_of
 
 DYNAMICS, REPRESENTATION = 1.0, 0.1
@@ -73,7 +73,7 @@ class WorldModel(nn.Module):
     def measure(self, batch: Batch) -> None:
         """Learn the mean and deviation of the numbers that are seen, before anything else is learned from them."""
         for part in (self.encoder, self.decoder):
-            for key, reading in zip(part.vectors, part.readings, strict=True):
+            for key, reading in readings(part):
                 reading.measure(batch[key])
 
     def reward(self, flat: Tensor) -> TwoHot:
