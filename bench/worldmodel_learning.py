@@ -3,6 +3,7 @@
     python bench/worldmodel_learning.py --actors group,critic --seeds 0,1,2
     python bench/worldmodel_learning.py --env Pendulum-v1 --stop-at -300 --env-steps 10000
     python bench/worldmodel_learning.py --task reacher --actors random,group,critic --seeds 0
+    python bench/worldmodel_learning.py --task reacher --name reacher_scaled --actors group --set scale_observations=true
     python bench/worldmodel_learning.py --task image --actors random,group --seeds 0 --device cuda
     python bench/worldmodel_learning.py --task image --draw
     python bench/worldmodel_learning.py --suite --page docs/worldmodel.md
@@ -271,20 +272,28 @@ def draw_film(path: Path) -> None:
     write_video(film, path.with_suffix(".mp4"), FPS)
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
-    """Markdown: what each seed came to, on fresh starts at the end and as a mean of the last looks."""
+def table(found: dict[str, dict[str, Any]], scaled: dict[str, dict[str, Any]]) -> str:
+    """Markdown: what each seed came to, on fresh starts at the end and as a mean of the last looks.
+
+    scaled: the same tasks with `scale_observations`, as far as they were run.
+    """
     looks = [f"{name}, last {LOOKS} looks" for name in ("greedy", "drawn")]
     names = ["task", "actor", "greedy", "drawn", *looks, "decisions"]
     lines = [f"| {' | '.join(names)} |", "|---|---|" + "--:|" * (len(names) - 2)]
     for task, kept in found.items():
-        for actor in ("group", "critic"):
-            cells = sorted((c for c in kept["cells"] if c["actor"] == actor), key=lambda cell: int(cell["seed"]))
+        plain, more = kept["cells"], scaled.get(task, {"cells": []})["cells"]
+        rows = [(actor, plain, actor) for actor in ("group", "critic")]
+        rows += [(actor, more, f"{actor}, scaled observations") for actor in ("group", "critic")]
+        for actor, kinds, said in rows:
+            cells = sorted((c for c in kinds if c["actor"] == actor), key=lambda cell: int(cell["seed"]))
+            if not cells:
+                continue
             columns = [[cell["final"][name] for cell in cells] for name in ("return", "drawn")]
             for name in ("return", "drawn"):
                 columns.append([np.mean([point[name] for point in cell["curve"][-LOOKS:]]) for cell in cells])
             columns.append([cell["curve"][-1]["env_steps"] for cell in cells])
             texts = [", ".join(f"{x:.0f}" for x in column) for column in columns]
-            lines.append(f"| {SUITE[task]} | {actor} | {' | '.join(texts)} |")
+            lines.append(f"| {SUITE[task]} | {said} | {' | '.join(texts)} |")
         chance = [f"{cell['final']['return']:.0f}" for cell in kept["cells"] if cell["actor"] == "random"]
         lines += [f"| {SUITE[task]} | drawn evenly | – | {x} | – | – | – |" for x in chance]
     return "\n".join(lines) + "\n"
@@ -296,11 +305,13 @@ def tell_suite(folder: Path, page: Path | None) -> None:
     if missing := [str(path) for path in files.values() if not path.exists()]:
         raise SystemExit(f"{missing[0]} is not there; measure it first, with --task")
     found = {task: read(path) for task, path in files.items()}
-    print(table(found), end="")
+    again = {task: folder / f"worldmodel_{task}_scaled.json" for task in SUITE}
+    made = table(found, {task: read(path) for task, path in again.items()})
+    print(made, end="")
     if page is not None:
         picture = page.parent / "figures" / "worldmodel-suite.png"
         shown = f"![greedy and drawn return, a line a seed](figures/{picture.name})"
-        put_into(page, "worldmodel_learning.py", f"{table(found)}\n{shown}\n")
+        put_into(page, "worldmodel_learning.py", f"{made}\n{shown}\n")
         draw_suite(found, picture)
 
 

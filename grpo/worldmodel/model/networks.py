@@ -260,7 +260,7 @@ class Reading(nn.Module):
         if scaled:
             self.register_buffer("mean_D", torch.zeros(width))
             self.register_buffer("std_D", torch.ones(width))
-            self.register_load_state_dict_pre_hook(_as_they_come)
+            self.register_load_state_dict_pre_hook(_as_they_come)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         """As the environment gives them → as they are read."""
