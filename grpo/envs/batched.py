@@ -40,9 +40,9 @@ class BatchedFleet:
         self, name: str, size: int, observes: gym.Space[Any], acts: gym.Space[Any], horizon: int | None
     ) -> None:
         if not isinstance(acts, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box):
-            raise EnvError(f"{name}: its batched form takes actions from {acts}, not arrays; use kind='serial'")
+            raise EnvError(f"{name}: its batched form takes actions from {acts}, not arrays; use vector='serial'")
         if numeric(observes) != observes:
-            raise EnvError(f"{name}: its batched form shows {observes}, not all of it arrays; use kind='serial'")
+            raise EnvError(f"{name}: its batched form shows {observes}, not all of it arrays; use vector='serial'")
         self.name, self.size, self.horizon = name, size, horizon
         self.observation_space: gym.Space[Any] = observes
         self.action_space: gym.Space[Any] = acts

@@ -43,7 +43,7 @@ class EnvPoolFleet(BatchedFleet):
         known = self._envpool.list_all_envs()
         if id not in known:
             near = ", ".join(difflib.get_close_matches(id, known)) or "see envpool.list_all_envs()"
-            raise EnvError(f"EnvPool has no {id} ({near}); use one of its own, or kind='serial'")
+            raise EnvError(f"EnvPool has no {id} ({near}); use one of its own, or vector='serial'")
         self._id = id
         self._options = dict(kwargs or {}) | ({} if horizon is None else {"max_episode_steps": horizon})
         first = self._pool([0])

@@ -199,7 +199,7 @@ def make_fleet(
             spread = ProcessFleet(factory, size, workers, timeout)
         except CannotStart as error:
             if kind != "auto":
-                raise EnvError(f"{factory.name} cannot run in other processes: {error}; use kind='serial'") from error
+                raise EnvError(f"{factory.name} cannot run in other processes: {error}; use vector='serial'") from None
             _tell(f"{factory.name} cannot run in other processes and runs in this one, without a time limit: {error}")
         else:
             _remark(spread, spread.remarks, alike)
@@ -262,13 +262,13 @@ def _place(factory: EnvFactory) -> Kind:
 def _batched(factory: EnvFactory, size: int, kind: Kind) -> Fleet:
     """Fleets that know an environment by its id."""
     if not isinstance(factory.env, str):
-        raise EnvError(f"kind={kind!r} needs a registered id, not {factory.name}; use kind='serial' or 'processes'")
+        raise EnvError(f"kind={kind!r} needs a registered id, not {factory.name}; use vector='serial' or 'processes'")
     if kind == "classic":
         from grpo.envs.classic import CLASSIC, make_classic
 
         if factory.env not in CLASSIC or factory.kwargs:
             why = "takes no kwargs" if factory.kwargs else f"is for {', '.join(CLASSIC)}"
-            raise EnvError(f"{factory.name}: kind='classic' {why}; use kind='serial'")
+            raise EnvError(f"{factory.name}: kind='classic' {why}; use vector='serial'")
         return make_classic(factory.env, size, factory.horizon)
     if kind == "mujoco":
         from grpo.envs.mujoco_threads import MuJoCoFleet

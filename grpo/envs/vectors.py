@@ -119,7 +119,7 @@ class GymVectorFleet(BatchedFleet):
         if plays_on_M.any() and not self._masked:
             raise EnvError(
                 f"{self.name}: its batched form cannot reset members {members.tolist()} while others play "
-                "(no options['reset_mask']); reset all together, or use kind='serial'"
+                "(no options['reset_mask']); reset all together, or use vector='serial'"
             )
         seed_M = list(self._seed_M)
         for member, seed in zip(members.tolist(), seeds, strict=True):
@@ -173,7 +173,7 @@ class GymVectorFleet(BatchedFleet):
         if plays_on_M.any():
             raise EnvError(
                 f"{self.name}: its batched form steps everybody, so members {np.flatnonzero(plays_on_M).tolist()} "
-                "cannot stand still; name all that still play, or use kind='serial'"
+                "cannot stand still; name all that still play, or use vector='serial'"
             )
         if self._autoreset == "DISABLED" and self._done_M.any():
             self._reset(self._seed_M, self._done_M)  # nobody else sees to it, and stepping on after the end is an error
@@ -190,14 +190,14 @@ class GymVectorFleet(BatchedFleet):
             )
         except Exception as error:  # anything an environment may raise
             raise EnvError(
-                f"{self.name}: its batched form takes no seeds for each member ({line(error)}); use kind='serial'"
+                f"{self.name}: its batched form takes no seeds for each member ({line(error)}); use vector='serial'"
             ) from error
         if not own:
-            raise EnvError(f"{self.name}: members with equal seeds start differently; use kind='serial'")
+            raise EnvError(f"{self.name}: members with equal seeds start differently; use vector='serial'")
         masked = self.size == 1 or self._leaves_others(seeds, first_M)
         self._reset(seeds, np.ones(self.size, bool))  # that step may have ended somebody's episode
         if not masked and self._autoreset == "DISABLED":
-            raise EnvError(f"{self.name}: it neither resets itself nor takes options['reset_mask']; use kind='serial'")
+            raise EnvError(f"{self.name}: neither resets itself nor takes options['reset_mask']; use vector='serial'")
         return masked
 
     def _leaves_others(self, seeds: list[int], first_M: np.ndarray) -> bool:
@@ -214,7 +214,7 @@ class GymVectorFleet(BatchedFleet):
 
 def _made(id: str, size: int, options: Mapping[str, Any]) -> Any:
     if not has_vector_entry_point(id):
-        raise EnvError(f"{id} is not registered with a batched form (vector_entry_point); use kind='serial'")
+        raise EnvError(f"{id} is not registered with a batched form (vector_entry_point); use vector='serial'")
     try:
         return gym.make_vec(id, num_envs=size, vectorization_mode="vector_entry_point", **options)
     except Exception as error:  # anything an environment may raise

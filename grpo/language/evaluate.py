@@ -87,10 +87,11 @@ class Evaluation(Mapping[str, float]):
         for name, value_P in self.quantities().items():
             known = value_P[~np.isnan(value_P)]
             if len(known):
-                low, high = interval(known)
+                share = is_share(known) and name != "length"  # answers of one token each are no proportion
+                low, high = wilson(known) if share else bootstrap(known)
                 told = {"mean": known.mean(), "low": low, "high": high, "std": known.std()}
                 told |= {"min": known.min(), "max": known.max()}
-                by = "wilson" if is_share(known) else "bootstrap"
+                by = "wilson" if share else "bootstrap"
                 rows.append({"quantity": name, **{key: float(value) for key, value in told.items()}, "interval": by})
         return rows
 
@@ -198,11 +199,6 @@ def pass_at(right_PS: np.ndarray, k: int) -> np.ndarray:
     count = right_PS.shape[1]
     total = math.comb(count, k)
     return np.array([1 - math.comb(count - int(c), k) / total for c in np.nansum(right_PS, axis=1)])
-
-
-def interval(value_P: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the mean: Wilson's for a proportion of ones, else a bootstrap over prompts."""
-    return wilson(value_P) if is_share(value_P) else bootstrap(value_P)
 
 
 def is_share(value_P: np.ndarray) -> bool:

@@ -400,5 +400,5 @@ def test_an_unguarded_script_is_not_run_again(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is said once, although a run makes several fleets
         make_fleet(envs.Walk, 2)
-    with pytest.raises(EnvError, match="use kind='serial'"):
+    with pytest.raises(EnvError, match="use vector='serial'"):
         make_fleet(envs.Walk, 2, kind="processes")

@@ -220,7 +220,7 @@ def test_what_cannot_be_sent_runs_here_with_one_warning():
     with pytest.warns(UserWarning, match="lambda.*cannot run in other processes") as warned:
         fleet = make_fleet(lambda: envs.Walk(), 2)
     assert type(fleet) is SerialFleet and len(warned) == 1
-    with pytest.raises(EnvError, match=r"cannot run in other processes.*use kind='serial'"):
+    with pytest.raises(EnvError, match=r"cannot run in other processes.*use vector='serial'"):
         make_fleet(lambda: envs.Walk(), 2, kind="processes")
 
 

@@ -95,7 +95,7 @@ def test_only_registered_batches_that_need_no_jax_count_as_batched():
     assert not has_vector_entry_point("Acrobot-v1")
     assert not has_vector_entry_point("phys2d/CartPole-v0")
     assert not has_vector_entry_point("NoSuchEnv-v0")
-    with pytest.raises(EnvError, match=r"Acrobot-v1.*kind='serial'"):
+    with pytest.raises(EnvError, match=r"Acrobot-v1.*vector='serial'"):
         GymVectorFleet("Acrobot-v1", 2)
 
 
@@ -305,11 +305,11 @@ def test_nan_is_an_error_of_its_member_and_of_nobody_else():
 def test_what_a_batch_cannot_do_is_said_with_the_remedy():
     fleet = GymVectorFleet("LineNext-v0", 2)
     fleet.reset([0, 1], [3, 3])
-    with pytest.raises(EnvError, match=r"members \[1\] cannot stand still.*kind='serial'"):
+    with pytest.raises(EnvError, match=r"members \[1\] cannot stand still.*vector='serial'"):
         fleet.step([0], [[0.5]])
-    with pytest.raises(EnvError, match=r"OneSeed-v0.*one seed, please.*kind='serial'"):
+    with pytest.raises(EnvError, match=r"OneSeed-v0.*one seed, please.*vector='serial'"):
         GymVectorFleet("OneSeed-v0", 2)
-    with pytest.raises(EnvError, match=r"DeafOff-v0.*reset_mask.*kind='serial'"):
+    with pytest.raises(EnvError, match=r"DeafOff-v0.*reset_mask.*vector='serial'"):
         GymVectorFleet("DeafOff-v0", 2)
     with pytest.raises(EnvError, match=r"LineNext-v0.*no_such"):
         GymVectorFleet("LineNext-v0", 2, kwargs={"no_such": 1})
@@ -320,7 +320,7 @@ def test_without_a_mask_members_are_reset_together():
     first = fleet.reset([0, 1], [1, 3]).observation["x"]
     fleet.step([0, 1], [[0.5]] * 2)
     assert fleet.step([0, 1], [[0.5]] * 2).terminated_M.tolist() == [True, False]
-    with pytest.raises(EnvError, match=r"Deaf-v0.*cannot reset members \[0\].*kind='serial'"):
+    with pytest.raises(EnvError, match=r"Deaf-v0.*cannot reset members \[0\].*vector='serial'"):
         fleet.reset([0], [1])
     fleet.step([1], [[0.5]])
     assert fleet.step([1], [[0.5]]).terminated_M[0]
