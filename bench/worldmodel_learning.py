@@ -3,7 +3,7 @@
     python bench/worldmodel_learning.py --actors group,critic --seeds 0,1,2
     python bench/worldmodel_learning.py --env Pendulum-v1 --stop-at -300 --env-steps 10000
     python bench/worldmodel_learning.py --task reacher --actors random,group,critic --seeds 0
-    python bench/worldmodel_learning.py --task reacher --name reacher_scaled --actors group --set scale_observations=true
+    python bench/worldmodel_learning.py --task reacher --name reacher_scaled --set scale_observations=true
     python bench/worldmodel_learning.py --task image --actors random,group --seeds 0 --device cuda
     python bench/worldmodel_learning.py --task image --draw
     python bench/worldmodel_learning.py --suite --page docs/worldmodel.md
