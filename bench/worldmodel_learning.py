@@ -272,16 +272,16 @@ def draw_film(path: Path) -> None:
     write_video(film, path.with_suffix(".mp4"), FPS)
 
 
-def table(found: dict[str, dict[str, Any]], scaled: dict[str, dict[str, Any]]) -> str:
+def table(folder: Path) -> str:
     """Markdown: what each seed came to, on fresh starts at the end and as a mean of the last looks.
 
-    scaled: the same tasks with `scale_observations`, as far as they were run.
+    `worldmodel_TASK_scaled.json` is the same with `scale_observations`, as far as it was run.
     """
     looks = [f"{name}, last {LOOKS} looks" for name in ("greedy", "drawn")]
     names = ["task", "actor", "greedy", "drawn", *looks, "decisions"]
     lines = [f"| {' | '.join(names)} |", "|---|---|" + "--:|" * (len(names) - 2)]
-    for task, kept in found.items():
-        plain, more = kept["cells"], scaled.get(task, {"cells": []})["cells"]
+    for task in SUITE:
+        plain, more = (read(folder / f"worldmodel_{task}{way}.json")["cells"] for way in ("", "_scaled"))
         rows = [(actor, plain, actor) for actor in ("group", "critic")]
         rows += [(actor, more, f"{actor}, scaled observations") for actor in ("group", "critic")]
         for actor, kinds, said in rows:
@@ -294,7 +294,7 @@ def table(found: dict[str, dict[str, Any]], scaled: dict[str, dict[str, Any]]) -
             columns.append([cell["curve"][-1]["env_steps"] for cell in cells])
             texts = [", ".join(f"{x:.0f}" for x in column) for column in columns]
             lines.append(f"| {SUITE[task]} | {said} | {' | '.join(texts)} |")
-        chance = [f"{cell['final']['return']:.0f}" for cell in kept["cells"] if cell["actor"] == "random"]
+        chance = [f"{cell['final']['return']:.0f}" for cell in plain if cell["actor"] == "random"]
         lines += [f"| {SUITE[task]} | drawn evenly | – | {x} | – | – | – |" for x in chance]
     return "\n".join(lines) + "\n"
 
@@ -305,8 +305,7 @@ def tell_suite(folder: Path, page: Path | None) -> None:
     if missing := [str(path) for path in files.values() if not path.exists()]:
         raise SystemExit(f"{missing[0]} is not there; measure it first, with --task")
     found = {task: read(path) for task, path in files.items()}
-    again = {task: folder / f"worldmodel_{task}_scaled.json" for task in SUITE}
-    made = table(found, {task: read(path) for task, path in again.items()})
+    made = table(folder)
     print(made, end="")
     if page is not None:
         picture = page.parent / "figures" / "worldmodel-suite.png"
