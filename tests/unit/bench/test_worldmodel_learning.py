@@ -103,4 +103,5 @@ def test_a_suite_that_was_not_measured_and_a_page_without_marks_say_so(tmp_path)
 
 def test_the_page_says_what_the_files_say():
     page = (ROOT / "docs" / "worldmodel.md").read_text(encoding="utf-8")
-    assert learning.table(learning.RESULTS) in page, "run bench/worldmodel_learning.py --suite --page docs/worldmodel.md"
+    made = learning.table(learning.RESULTS)
+    assert made in page, "run bench/worldmodel_learning.py --suite --page docs/worldmodel.md"
