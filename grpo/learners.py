@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +12,10 @@ from torch import Tensor
 from grpo.config import GRPOConfig
 from grpo.core import selection
 from grpo.credit import trajectory_reward
-from grpo.experience import learners
+from grpo.experience import Experience, learners
 from grpo.protocols import SequencePolicy
 from grpo.recipes import Recipe
+from grpo.resample import members_of
 from grpo.rollouts import Rollouts, Status, row_index
 from grpo.seeding import generator
 
@@ -56,6 +58,48 @@ def scored(rollouts: Rollouts, score: Callable[[Rollouts], Tensor], recipe: Reci
 def scored_now(rollouts: Rollouts, policy: SequencePolicy, recipe: Recipe) -> Tensor:
     """The same by the policy as it is."""
     return scored(rollouts, lambda rows: policy.score(rows).logp_NT, recipe)
+
+
+class Pass(NamedTuple):
+    """Rows that go through the policy at once."""
+
+    rows: Sequence[int]
+    learns: bool
+    """False: their gradient is zero, and is not computed."""
+
+
+def passes(
+    batch: Experience, recipe: Recipe, split: Callable[[Rollouts], Sequence[Sequence[int]]], apart: bool = True
+) -> list[Pass]:
+    """A minibatch in passes; where it takes several, groups that cannot move the policy go apart and only forward.
+
+    Forward, because metrics are of all rows. One pass with gradients is left, be they zero: moments fade as ever.
+    """
+    parts = split(batch.rollouts)
+    everything = [Pass(rows, True) for rows in parts]
+    if len(parts) == 1 or not apart or batch.teacher_choice_logp_NTK is not None:  # choices are scored with gradient
+        return everything
+    pulls_N = _pulls(batch, recipe).tolist()
+    groups = members_of(batch.rollouts)
+    moving = [row for rows in groups if any(pulls_N[row] for row in rows) for row in rows]
+    if len(moving) == len(batch):
+        return everything
+    if not moving:
+        return [Pass(rows, number == 0) for number, rows in enumerate(parts)]
+    still = [row for rows in groups if not any(pulls_N[row] for row in rows) for row in rows]
+    return [
+        Pass([chosen[row] for row in rows], learns)
+        for chosen, learns in ((moving, True), (still, False))
+        for rows in split(batch.rollouts.select(chosen))
+    ]
+
+
+def _pulls(batch: Experience, recipe: Recipe) -> Tensor:
+    """Rows in which something counts that has a gradient."""
+    counts_NT: Tensor = batch.mask_NT
+    if recipe.still_without_advantage:
+        counts_NT = counts_NT & (batch.advantage_NT != 0)
+    return counts_NT.any(1)
 
 
 def _drawn(group_N: Tensor, moment: tuple[int, ...]) -> Tensor:

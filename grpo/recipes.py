@@ -238,6 +238,13 @@ class Recipe:
         own = "forward" if forward else self.kl_estimator
         return None if self.kl_gradient in ("own", own) else self.kl_gradient
 
+    @property
+    def still_without_advantage(self) -> bool:
+        """Whether decisions without an advantage leave the policy as it is: no other term pulls at them."""
+        kl = self.beta and self.kl_in == "loss"
+        teacher = self.teacher_coef and self.teacher_in == "loss"
+        return self.surrogate.still_without_advantage and not (kl or teacher or self.entropy_coef or self.kl_cov)
+
     def fold_size(self, steps: int) -> int:
         """How many decisions of the record make one decision of the objective."""
         return {"chunk": self.chunk_size, "trajectory": steps}.get(self.ratio, 1)

@@ -23,7 +23,7 @@ from grpo.core.arrays import masked
 from grpo.errors import warn
 from grpo.experience import Experience, with_gates
 from grpo.keeping import copies, copy_into, expect_same_kind, flattened, of_policy, unflattened
-from grpo.learners import marked, scored
+from grpo.learners import Pass, marked, passes, scored
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
 from grpo.optimizers import AdamW
@@ -47,7 +47,7 @@ from grpo.resample import members_of, resample, with_signal, within_bounds
 from grpo.roles import RoleMeans
 from grpo.rollouts import Rollouts, Scores
 from grpo.seeding import update_generator
-from grpo.shards import Again
+from grpo.shards import Again, Unsharded
 from grpo.teaching import make_teacher, with_lesson
 
 __all__ = ["Diverged", "Hook", "StepReport", "Trainer"]
@@ -293,8 +293,9 @@ class Trainer:
 
     def _gradients(self, batch: Experience) -> tuple[dict[str, float], Tensor]:
         """Loss, metrics, log-probs of the minibatch; gradients accumulated. Out of memory: again in smaller parts."""
+        alone = isinstance(self.shards, Unsharded)  # else ranks wait for each other's passes backward
         while True:
-            parts = self.policy.split(batch.rollouts, self.config.microbatch, self._halvings)
+            parts = passes(batch, self.recipe, self._split, apart=alone)
             try:
                 values, logp_NT = self._accumulated(batch, parts)
                 self.shards.finish()
@@ -303,22 +304,26 @@ class Trainer:
                 continue
             except torch.OutOfMemoryError:
                 made_room = isinstance(self.source, MakesRoom) and self.source.make_room()
-                if not made_room and all(len(rows) == 1 for rows in parts):
+                if not made_room and all(len(part.rows) == 1 for part in parts):
                     raise
             # From here on outside of `except`, which keeps the tensors of the pass that failed.
             self.shards.restart()
             self._halvings += not made_room
             warn(f"out of memory: {ROOM if made_room else HALVED}")
 
-    def _accumulated(self, batch: Experience, parts: Sequence[Sequence[int]]) -> tuple[dict[str, float], Tensor]:
+    def _split(self, rollouts: Rollouts) -> Sequence[Sequence[int]]:
+        return self.policy.split(rollouts, self.config.microbatch, self._halvings)
+
+    def _accumulated(self, batch: Experience, parts: Sequence[Pass]) -> tuple[dict[str, float], Tensor]:
         self._zero_grad()
         total: dict[str, Any] = {}
         logp: list[Tensor] = []
-        for rows in parts:
+        asked = bool(self.recipe.entropy_coef) or self.config.report_entropy
+        for rows, learns in parts:
             part = batch.select(rows)
-            asked = bool(self.recipe.entropy_coef) or self.config.report_entropy
-            scores = self.policy.score(part.rollouts, entropy=asked)
-            terms = objective(scores, part, self.recipe)
+            with torch.set_grad_enabled(learns):
+                scores = self.policy.score(part.rollouts, entropy=asked)
+                terms = objective(scores, part, self.recipe)
             if terms.loss.requires_grad:
                 self.shards.backward(terms.loss)
             named = {"loss": terms.loss, "policy_loss": terms.policy_loss, "kl": terms.kl, "entropy": terms.entropy,
@@ -330,7 +335,7 @@ class Trainer:
         values = {name: float(value) for name, value in total.items()}
         if len(parts) == 1:
             return values, logp[0]
-        order = torch.as_tensor([row for rows in parts for row in rows]).argsort()  # parts may come in any order
+        order = torch.as_tensor([row for part in parts for row in part.rows]).argsort()  # parts may come in any order
         return values, torch.cat(logp)[order.to(logp[0].device)]
 
     def _zero_grad(self) -> None:

@@ -13,7 +13,8 @@ from grpo.language.config import LanguageConfig
 from grpo.learners import marked, scored
 from grpo.recipes import recipe
 from grpo.rollouts import Rollouts, Status
-from tests.toys import Match, Softmax, trainer
+from grpo.shards import Unsharded
+from tests.toys import Given, Match, Softmax, trainer
 
 
 def tries(**changes):
@@ -145,3 +146,98 @@ def test_every_room_samples_many_and_learns_from_few():
         one.source.close()
     with pytest.raises(ConfigError, match="which group_by=batch has not"):
         ControlConfig(env="CartPole-v1", group_by="batch", advantage="step", generate=8, select=2)
+
+
+# --- rows that cannot move the policy ---------------------------------------------------------------------------------
+
+
+class Watched(Softmax):
+    """Remembers of each pass of an update which states it had, and whether gradients were asked for."""
+
+    def __init__(self):
+        super().__init__(dtype=torch.float64)
+        self.passes, self.learning = [], False
+
+    def train(self, mode=True):
+        self.learning = mode
+        return super().train(mode)
+
+    def get_log_probabilities(self, states, actions):
+        if self.learning:
+            self.passes.append((set(states), torch.is_grad_enabled()))
+        return super().get_log_probabilities(states, actions)
+
+
+def half(states, actions):
+    """States 0 and 2 tell their tries apart, 1 and 3 do not."""
+    return torch.tensor([float(a) if s in (0, 2) else 1.0 for s, a in zip(states, actions, strict=True)])
+
+
+def learned(apart, reward=half, optimizer=torch.optim.SGD, **settings):
+    """A watched policy after two steps of two updates, and the metrics of the last."""
+    policy = Watched()
+    optimizer = optimizer(policy.parameters(), lr=0.1)
+    made = trainer(0, reward=Given(reward), policy=policy, optimizer=optimizer, num_iterations=2, **settings)
+    if not apart:
+        made.shards = Elsewhere()
+    report = [made.step([0, 1, 2, 3]) for _ in range(2)][-1]
+    return policy, report
+
+
+class Elsewhere:
+    """Not `Unsharded`, so that every pass has its gradient."""
+
+    def __init__(self):
+        self.shards = Unsharded()
+
+    def __getattr__(self, name):
+        return getattr(self.shards, name)
+
+
+@pytest.mark.parametrize("rows", [3, 8, 16])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "gspo", "cispo"])
+def test_groups_of_equal_tries_pass_forward_only_and_nothing_changes(rows, loss_type):
+    found, report = learned(True, rows_per_microbatch=rows, loss_type=loss_type)
+    whole, plain = learned(False, rows_per_microbatch=rows, loss_type=loss_type)
+    assert all(gradients for _, gradients in whole.passes)
+    assert {state for states, gradients in found.passes if gradients for state in states} == {0, 2}
+    assert {state for states, gradients in found.passes if not gradients for state in states} == {1, 3}
+    torch.testing.assert_close(found.logits, whole.logits, rtol=1e-12, atol=1e-14)
+    assert report.keys() == plain.keys()
+    for name, value in plain.items():
+        assert report[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+
+
+def test_where_nothing_can_move_one_pass_has_its_gradient_so_that_moments_fade():
+    learns, seen = [], []
+
+    def reward(states, actions):
+        seen.append(states)
+        return half(states, actions) if len(seen) == 1 else torch.ones(len(states))
+
+    for apart in (True, False):
+        seen.clear()
+        policy, _ = learned(apart, reward, torch.optim.AdamW, rows_per_microbatch=8, loss_type="grpo")
+        learns.append(policy.logits.detach())
+        if apart:
+            assert [gradients for _, gradients in policy.passes[-4:]] == [True, False, False, False]
+    torch.testing.assert_close(learns[0], learns[1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"beta": 0.1}, {"entropy_coef": 0.01}, {"loss_type": "kl_cov"}, {"loss_type": "dro"}], ids=str
+)
+def test_terms_that_pull_at_every_decision_need_every_gradient(settings):
+    policy, _ = learned(True, rows_per_microbatch=8, **{"loss_type": "grpo"} | settings)
+    learning = [gradients for states, gradients in policy.passes if states & {1, 3}]
+    assert any(learning)
+
+
+def test_groups_that_a_recipe_drops_pass_forward_only_whatever_pulls():
+    policy, _ = learned(True, rows_per_microbatch=8, loss_type="grpo", no_signal="drop", entropy_coef=0.01)
+    assert not any(gradients for states, gradients in policy.passes if states & {1, 3})
+
+
+def test_what_fits_one_pass_stays_one():
+    policy, _ = learned(True, loss_type="grpo")
+    assert all(states == {0, 1, 2, 3} and gradients for states, gradients in policy.passes)

@@ -48,6 +48,8 @@ class Surrogate(ABC):
     """A decision's loss depends on others of its trajectory."""
     selects: ClassVar[bool] = False
     """Takes the entropy gate into its term, instead of being gated by it."""
+    still_without_advantage: ClassVar[bool] = False
+    """Where the advantage is 0 the gradient is 0, too: such decisions need no backward pass."""
     goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Axes of a recipe on which only some choices have a meaning here, the usual one first."""
     when_held: ClassVar[str] = "held there: no gradient"

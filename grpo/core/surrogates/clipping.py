@@ -61,6 +61,7 @@ class Clip(Clipping):
     """PPO's clip, two-sided or dual where asked for."""
 
     kind: ClassVar[str] = "clip"
+    still_without_advantage: ClassVar[bool] = True
     delta: float | None = None
     """Cap on the unclipped ratio (two-sided clip)."""
     dual_clip: float | None = None
@@ -108,6 +109,7 @@ class Geometric(Clipping):
     """GMPO: the geometric mean of a row's clipped ratios."""
 
     kind: ClassVar[str] = "geometric"
+    still_without_advantage: ClassVar[bool] = True
     whole_rows: ClassVar[bool] = True
     selects: ClassVar[bool] = True
     goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {"ratio": ("token",)}
@@ -143,6 +145,7 @@ class Cispo(Clipping):
     """CISPO: the weight is clipped, never the gradient."""
 
     kind: ClassVar[str] = "cispo"
+    still_without_advantage: ClassVar[bool] = True
     when_held: ClassVar[str] = "its weight is held, its gradient stays"
     bounds: str = "relative"
     """relative: clip to [1 − epsilon, 1 + epsilon_high] · absolute: cap at epsilon_high, no floor."""
@@ -221,6 +224,7 @@ class DppoTotalVariation(Clipping):
     """DPPO: nothing is learned outside a trust region, here in total variation."""
 
     kind: ClassVar[str] = "dppo_tv"
+    still_without_advantage: ClassVar[bool] = True
     inside: ClassVar[Callable[..., Array]] = staticmethod(inside_total_variation)
     dual_clip: float | None = None
     """Cap on the ratio."""
@@ -244,4 +248,5 @@ class DppoBinaryKL(DppoTotalVariation):
     """The same with the region in KL of "this decision or another"."""
 
     kind: ClassVar[str] = "dppo_kl"
+    still_without_advantage: ClassVar[bool] = True
     inside: ClassVar[Callable[..., Array]] = staticmethod(inside_binary_kl)

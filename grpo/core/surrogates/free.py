@@ -25,6 +25,7 @@ class Unclipped(Surrogate):
     """The importance-weighted policy gradient."""
 
     kind: ClassVar[str] = "unclipped"
+    still_without_advantage: ClassVar[bool] = True
 
     def loss(self, ratio_NT: Array, d: Decisions) -> Array:
         return unclipped(ratio_NT, d.advantage)
@@ -45,6 +46,7 @@ class PolicyGradient(Surrogate):
     """REINFORCE: without a ratio."""
 
     kind: ClassVar[str] = "policy_gradient"
+    still_without_advantage: ClassVar[bool] = True
 
     def loss(self, ratio_NT: Array, d: Decisions) -> Array:
         return policy_gradient(d.logp, d.advantage)
@@ -70,6 +72,7 @@ class Topr(Surrogate):
     """TOPR: no ratio for what is good, one up to 1 for what is bad."""
 
     kind: ClassVar[str] = "topr"
+    still_without_advantage: ClassVar[bool] = True
 
     def loss(self, ratio_NT: Array, d: Decisions) -> Array:
         return topr(ratio_NT, d.advantage, d.logp)
@@ -93,6 +96,7 @@ class Sapo(Surrogate):
     """SAPO: a soft gate instead of a clip."""
 
     kind: ClassVar[str] = "sapo"
+    still_without_advantage: ClassVar[bool] = True
     tau_pos: float = 1.0
     """Temperature where A > 0."""
     tau_neg: float = 1.05
@@ -144,6 +148,7 @@ class Vespo(Surrogate):
     """VESPO: a smooth weight from the product of a row's ratios, the sampler's mismatch among them."""
 
     kind: ClassVar[str] = "vespo"
+    still_without_advantage: ClassVar[bool] = True
     prefix: ClassVar[str] = "vespo_"
     whole_rows: ClassVar[bool] = True
     goes_with: ClassVar[Mapping[str, tuple[str, ...]]] = {

@@ -467,3 +467,18 @@ def test_another_kind_takes_over_what_both_have():
 def test_numbers_without_meaning_are_refused(made, message):
     with pytest.raises(ValueError, match=message):
         made()
+
+
+@pytest.mark.parametrize("own", surrogates.SURROGATES.values(), ids=lambda own: own.kind)
+def test_where_the_advantage_is_zero_the_gradient_is_or_the_record_says_no(own, autodiff):
+    """Rows whose decisions have none are spared the backward pass on the strength of this."""
+    mask = autodiff.module.asarray([[True] * 5])
+    advantage = autodiff.floats([[0.0] * 5])
+    old = autodiff.floats([[-1.0, -2.0, -0.5, -0.1, -3.0]])
+
+    def loss(logp):
+        d = surrogates.Decisions(mask, logp, logp - old, advantage, None, None, None, None, None, None)
+        return own().loss(autodiff.module.exp(logp - old), d).sum()
+
+    found = plain(autodiff.gradient(loss, [[-0.5, -2.5, -0.5, -0.2, -1.0]]))
+    assert own.still_without_advantage == (not np.any(found))
