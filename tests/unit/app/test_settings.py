@@ -446,3 +446,13 @@ def test_the_other_distribution_is_found(monkeypatch):
 )
 def test_choices_that_nobody_made_are_said(names, flags, said):
     assert list(arguments.resolved(names, flags).remarks) == said
+
+
+def test_a_flag_without_its_value_is_told_apart_from_a_switch(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "cartpole", "--env"]) == 2
+    assert capsys.readouterr().err == "grpo: command line: --env needs a value\n"
+    assert main(["train", "cartpole", "--max-episode-steps", "--seed", "1"]) == 2
+    assert capsys.readouterr().err == "grpo: command line: --max-episode-steps needs a value\n"
+    switched = resolve([preset_layer("cartpole"), flag_layer(given_flags([], ["--scale-observations"]))], configs())
+    assert switched.config.scale_observations is True
