@@ -1,12 +1,13 @@
 """What went wrong, in words."""
 
+import multiprocessing.spawn
 import runpy
 import threading
 import warnings
 
 import pytest
 
-from grpo.errors import line, located, nearest, warn
+from grpo.errors import NOBODY, line, located, nearest, warn
 from grpo.run import output
 
 
@@ -73,6 +74,16 @@ def test_a_warning_of_a_thread_or_a_command_is_one_plain_line(monkeypatch) -> No
     [it] = told
     assert warnings.formatwarning(it.message, it.category, it.filename, it.lineno) == "warning: heard\n"
     assert "mine.py:3: UserWarning: other" in warnings.formatwarning("other", UserWarning, "mine.py", 3)
+
+
+def test_a_warning_of_a_process_that_was_started_is_nobodys_line() -> None:
+    def worker() -> None:
+        warn("heard from there")
+
+    worker.__code__ = worker.__code__.replace(co_filename=multiprocessing.spawn.__file__, co_name="spawn_main")
+    with pytest.warns(UserWarning, match="heard from there") as told:
+        worker()  # called by `<string>`, line 1, over there
+    assert [it.filename for it in told] == [NOBODY]
 
 
 def test_a_warning_that_comes_again_is_said_once() -> None:
