@@ -269,7 +269,7 @@ def commands() -> str:
 
 def _command(name: str, command: argparse.ArgumentParser) -> str:
     """One command; its options are laid out here, because argparse does so differently in every version of Python."""
-    lines = [f"## grpo {name}", "", f"{(command.description or '').strip().capitalize()}.", ""]
+    lines = [f"## grpo {name}", "", f"{' '.join((command.description or '').split()).capitalize()}.", ""]
     lines += [f"~~~text\n{(command.usage or f'grpo {name} [options]').strip()}\n~~~", ""]
     lines += ["| option | does |", "|---|---|"]
     for action in command._actions:

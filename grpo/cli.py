@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from grpo.run import output
 OK, FAILED, BAD_SETTINGS, INTERRUPTED = 0, 1, 2, 130
 
 TRAIN = """\
-The first words are presets, YAML files or a data file, applied from left to right: a task first, then variations.
-Any setting can follow as a flag, in our spelling or another system's, with - or _ , alone or with its block:
+The first words are presets, YAML files or a data file, applied from left
+to right: a task first, then variations. Any setting can follow as a flag, in
+our spelling or another system's, with - or _ , alone or with its block:
 
   grpo train cartpole
   grpo train --env LunarLander-v3 --group-size 8 --starts 4
@@ -107,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         name: str, run: Callable[..., int], summary: str, words: str = "", **more: Any
     ) -> argparse.ArgumentParser:
         made = commands.add_parser(
-            name, help=summary, description=summary, allow_abbrev=False,
+            name, help=summary, description=textwrap.fill(summary, flags.columns()), allow_abbrev=False,
             usage=f"grpo {name} {words} [options]" if words else None,
             formatter_class=argparse.RawDescriptionHelpFormatter, **more,
         )  # fmt: skip

@@ -76,13 +76,24 @@ PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-p
 """Nor is what lies below these: an environment may see the packages of another."""
 
 
+DEEP = 4
+"""Lines of the user's own that are named at most."""
+
+
 def located(error: BaseException) -> str:
-    """An exception in one short line, with file and line of the user's own code where it was raised."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = os.path.abspath(frame.filename)
-        if os.path.exists(path) and not not_theirs(path):
-            return f"{line(error)} ({path}:{frame.lineno})"
-    return line(error)
+    """An exception in one short line, with the user's own lines that led to it: `(env.py:20 → :31 → physics.py:7)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(os.path.abspath(frame.filename), frame.lineno) for frame in frames]
+    own = [place for place in places if os.path.exists(place[0]) and not not_theirs(place[0])]
+    if not own:
+        return line(error)
+    left_out = ["…"] if len(own) > DEEP else []
+    own = [own[0], *own[1:][-(DEEP - 1) :]]
+    before = [None, *(path for path, _ in own)]
+    first, *rest = [
+        f"{'' if path == last else path}:{number}" for (path, number), last in zip(own, before, strict=False)
+    ]
+    return f"{line(error)} ({' → '.join([first, *left_out, *rest])})"
 
 
 def defined_at(function: Any) -> str:
@@ -97,8 +108,8 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """A warning at the line of the user's own that led here, however many calls lie between."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not_theirs(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:  # a thread, or a command: nobody's line
+        frame = None if frame.f_code.co_name == "spawn_main" else frame.f_back
+    if frame is None:  # a thread, a command, or a process that was started: nobody's line
         warnings.warn_explicit(message, category, NOBODY, 1, "grpo", _told)
         return
     named, path = frame.f_globals.get("__name__", "<string>"), frame.f_code.co_filename

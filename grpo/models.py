@@ -155,7 +155,12 @@ class ModelSource:
 
     def _drawn(self, request: CollectRequest) -> tuple[list[Any], list[Any], list[Any]]:
         """The starts, and states and actions of all tries."""
-        starts = list(self._next() if request.starts is None else request.starts)
+        given = self._next() if request.starts is None else request.starts
+        if not isinstance(given, Iterable):
+            raise TypeError(
+                f"a step takes a list of states, got {type(given).__name__}; train() a list for each step: [[0, 1], …]"
+            )
+        starts = list(given)
         if not starts:
             raise ValueError("there are no states to sample from; pass at least one")
         self._policy.eval()
@@ -178,7 +183,7 @@ class ModelSource:
 
     def _next(self) -> Sequence[Any]:
         if self._states is None:
-            raise ValueError("step() needs states: trainer.step([state, …])")
+            raise ValueError("a step needs states: train([[state, …], …]), step([state, …]) or GRPOTrainer(states=[…])")
         total = len(self._states)
         chosen = [self._states[(self._cursor + i) % total] for i in range(min(self._groups_per_step, total))]
         self._cursor += len(chosen)

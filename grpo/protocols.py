@@ -75,7 +75,8 @@ def expect_methods(thing: object, methods: Sequence[str], role: str) -> None:
     missing = [name for name in methods if not callable(getattr(thing, name, None))]
     if missing:
         names = ", ".join(f"{name}()" for name in missing)
-        raise TypeError(f"the {role} {type(thing).__name__} has no {names}; see grpo.protocols for what it needs")
+        hint = " (a torch.nn.Module has train, eval and to)" if "to" in missing else ""
+        raise TypeError(f"the {role} {type(thing).__name__} has no {names}; see grpo.protocols for what it needs{hint}")
 
 
 # --- what a room builds ---------------------------------------------------------------------------------------------

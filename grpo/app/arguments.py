@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo.dialects.values import Bare
 from grpo.errors import nearest
 
 if TYPE_CHECKING:
@@ -216,6 +217,6 @@ def given_flags(sets: Sequence[str], rest: Sequence[str]) -> list[tuple[str, str
             raise ValueError(f"unexpected {word!r}; settings are flags, e.g. --beta 0.1, and presets come before them")
         key, equals, value = word[2:].partition("=")
         if not equals:
-            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+            value = words.pop(0) if words and not words[0].startswith("--") else Bare("true")
         found.append((key, value))
     return found

@@ -110,9 +110,8 @@ def first_text(resolved: Resolved | None = None, width: int = WIDTH) -> str:
         f"`grpo train{f' {resolved.task}' if resolved else ''} --settings` explains all {len(about)}, block by block.",
     ]
     if resolved is None:
-        lines.append(
-            "Each task has its own: see `grpo train cartpole --help`, or gsm8k, or dreamer, or a file of yours."
-        )
+        own = "Each task has its own: see `grpo train cartpole --help`, or gsm8k, or dreamer, or a file of yours."
+        lines.append(textwrap.fill(own, arguments.columns()))
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Protocol, get_origin
+from typing import Any, Protocol, get_args, get_origin
 
 from grpo.app.files import parse_settings, read_settings
 from grpo.app.words import EVERY
@@ -19,6 +19,7 @@ from grpo.blocks import DIALECT_BLOCKS, Leaf, as_it_is, unfolded
 from grpo.config import ConfigError, GRPOConfig
 from grpo.core.surrogates import flattened
 from grpo.dialects import OWN, Spelling, Translation, joined, key_of, read, spellings
+from grpo.dialects.values import Bare
 from grpo.errors import nearest
 from grpo.recipes import RECIPES, column_types
 from grpo.run.config import RunConfig
@@ -395,6 +396,9 @@ def _expect_known(name: str, value: Any, origin: str, model: type[GRPOConfig], w
     """Make sure that the task has this setting; `words`: those of the system that it may be meant in."""
     known = [own for own in model.model_fields if own != "changed"] + list(column_types())
     if name in known:
+        wants = model.model_fields[name].annotation if name in model.model_fields else bool
+        if isinstance(value, Bare) and {*(get_args(wants) or (wants,))} <= {str, int, float, type(None)}:
+            raise ConfigError(f"{origin}: --{name.replace('_', '-')} needs a value")
         return
     about_the_run = [*(f"run.{own}" for own in RunConfig.model_fields), *(spelling.key for spelling in RUN)]
     meant = [*known, *words, *about_the_run, *(model.blocks if isinstance(value, Mapping) else ())]

@@ -48,3 +48,7 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 
 def _is_a_choice(word: str, kinds: tuple[Any, ...]) -> bool:
     return any(get_origin(one) is Literal and word in get_args(one) for one in kinds)
+
+
+class Bare(str):
+    """The `true` of a flag that came without a value."""

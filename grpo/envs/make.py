@@ -213,7 +213,7 @@ def _with_workers(kind: Kind, workers: int | str) -> Kind:
     """Processes, or actors; EnvError where another kind was asked for."""
     meant: Kind = "ray" if isinstance(workers, str) else "processes"
     if kind not in ("auto", meant):
-        raise EnvError(f"workers={workers} means {meant}; leave it out for kind={kind!r}")
+        raise EnvError(f"workers={workers} means {meant}; leave it out for vector={kind!r}")
     return meant
 
 
@@ -262,13 +262,13 @@ def _place(factory: EnvFactory) -> Kind:
 def _batched(factory: EnvFactory, size: int, kind: Kind) -> Fleet:
     """Fleets that know an environment by its id."""
     if not isinstance(factory.env, str):
-        raise EnvError(f"kind={kind!r} needs a registered id, not {factory.name}; use vector='serial' or 'processes'")
+        raise EnvError(f"vector={kind!r} needs a registered id, not {factory.name}; use vector='serial' or 'processes'")
     if kind == "classic":
         from grpo.envs.classic import CLASSIC, make_classic
 
         if factory.env not in CLASSIC or factory.kwargs:
             why = "takes no kwargs" if factory.kwargs else f"is for {', '.join(CLASSIC)}"
-            raise EnvError(f"{factory.name}: kind='classic' {why}; use vector='serial'")
+            raise EnvError(f"{factory.name}: vector='classic' {why}; use vector='serial'")
         return make_classic(factory.env, size, factory.horizon)
     if kind == "mujoco":
         from grpo.envs.mujoco_threads import MuJoCoFleet
@@ -289,7 +289,7 @@ def _around(
     """A fleet whose first member is this very environment; the others are made as it was."""
     name = name_of(env)
     if kind not in ("auto", "serial"):
-        raise EnvError(f"{name}: an environment cannot move to kind={kind!r}; pass its id or a factory")
+        raise EnvError(f"{name}: an environment cannot move to vector={kind!r}; pass its id or a factory")
     if kwargs:
         raise EnvError(f"{name} is made already, so kwargs come too late; pass its id or a factory")
     if env.spec is None:
@@ -356,6 +356,9 @@ def _registered(id: str) -> EnvSpec:
         _import_for(id)
     if id in gym.registry:
         return gym.registry[id]
+    if id.endswith(".py") and Path(id).is_file():
+        held = re.findall(r"^class (\w+)", Path(id).read_text("utf-8", "replace"), re.MULTILINE) or ["YourEnv"]
+        raise EnvError(f"{id} is a file; name what it holds, too: --env {id}:{held[-1]}")
     own = "to use your own, name its module first: --env your_module:YourEnv-v0"
     raise EnvError(f"no environment {id!r} is registered{_nearest(id, list(gym.registry))}; {own}")
 

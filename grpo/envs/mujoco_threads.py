@@ -53,7 +53,7 @@ class MuJoCoFleet(BatchedFleet):
 
     def __init__(self, id: str, size: int, kwargs: Mapping[str, Any] | None = None, horizon: int | None = None) -> None:
         if id not in WALKERS:
-            raise EnvError(f"{id}: kind='mujoco' is for {', '.join(WALKERS)}; use vector='serial' or 'processes'")
+            raise EnvError(f"{id}: vector='mujoco' is for {', '.join(WALKERS)}; use vector='serial' or 'processes'")
         try:
             mujoco: Any = importlib.import_module("mujoco")
             rollout: Any = importlib.import_module("mujoco.rollout")

@@ -234,6 +234,7 @@ def _serve(diary: Any, pipe: connection.Connection, crew: _Crew, limit: float) -
     """Answer calls until the parent closes its end."""
     os.setsid()  # Ctrl-C is the parent's affair, and a kill reaches what an environment starts
     output.install()  # what an environment prints is nobody's failure
+    output.plain_warnings()
     pipe.send(None)
     fleet: SerialFleet | None = None
     written: SharedObservations | None = None

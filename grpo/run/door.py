@@ -1,12 +1,13 @@
 """What leaves the library by an exception: the user's own frames, and ours only where they are asked for.
 
 A policy, a reward or a callback that fails does so below a dozen calls of ours, which say nothing about it; an error
-that is raised for the user says everything in its message. What is neither, a fault of ours or of a library's, keeps
-every frame, and GRPO_TRACEBACK=full in the environment keeps them all.
+that we raise says everything in its message. What is neither, a fault of ours or of a library's, keeps every frame,
+and GRPO_TRACEBACK=full in the environment keeps them all.
 """
 
 from __future__ import annotations
 
+import linecache
 import os
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -15,6 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from grpo.errors import not_theirs
 
+OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 SETTING = "GRPO_TRACEBACK"
 NOTE = f"(the library's own frames are left out; {SETTING}=full shows them)"
 
@@ -55,8 +57,15 @@ def _kept(error: BaseException) -> TracebackType | None:
     """From the first frame of the user's own on; of an error of ours, or Ctrl-C, the place where it was raised."""
     frames = list(_frames(error.__traceback__))
     theirs = (frame for frame in frames if not not_theirs(frame.tb_frame.f_code.co_filename))
-    ours = type(error).__module__.startswith("grpo.") or isinstance(error, KeyboardInterrupt)
-    return next(theirs, frames[-1] if frames and ours else error.__traceback__)
+    said = type(error).__module__.startswith("grpo.") or isinstance(error, KeyboardInterrupt)
+    said = bool(frames) and (said or (_raised(frames[-1]) and not isinstance(error, AssertionError)))
+    return next(theirs, frames[-1] if said else error.__traceback__)
+
+
+def _raised(frame: TracebackType) -> bool:
+    """Whether a line of ours raises here, which has its message, in place of a call that failed."""
+    path = frame.tb_frame.f_code.co_filename
+    return path.startswith(OURS) and linecache.getline(path, frame.tb_lineno).lstrip().startswith("raise ")
 
 
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:

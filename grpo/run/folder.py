@@ -71,6 +71,11 @@ class Elsewhere:
     """As config.json says."""
 
 
+def nearest_run(path: Path) -> str:
+    """ "; did you mean …?" with the run beside a path that is closest to it in name, or nothing."""
+    return nearest(path, [str(path.parent / one.parent.name) for one in path.parent.glob("*/run.json")])
+
+
 class RunFolder:
     """One run's folder. Opening it reads; the loop writes, holding the lock."""
 
@@ -127,9 +132,7 @@ class RunFolder:
         """An existing run's folder, to read or to go on with."""
         folder = RunFolder(path, Redactor(argv=sys.argv, environ=os.environ))
         if not (folder.path / "run.json").is_file():
-            around = folder.path.parent
-            runs = [str(around / one.parent.name) for one in around.glob("*/run.json")]
-            raise FolderError(f"{path} is no run folder: it has no run.json{nearest(path, runs)}")
+            raise FolderError(f"{path} is no run folder: it has no run.json{nearest_run(folder.path)}")
         expect_schema(folder.about, folder.path / "run.json")
         return folder
 

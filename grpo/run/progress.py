@@ -112,7 +112,7 @@ class Plain(Silent):
         print(printable(line), file=self._file or sys.stdout, flush=True)
 
 
-WORDS = {"warm_start": "warm start", "evaluate": "evaluating", "checkpoint": "saving"}
+WORDS = {"warm_start": "warm start", "evaluate": "evaluating", "checkpoint": "saving", "closing": "drawing"}
 """What takes its time beside steps, in words."""
 
 
@@ -140,7 +140,7 @@ class Live:
                 left = None if task.time_remaining is None else float(task.time_remaining)
                 return Text(self.line(console.width, left), no_wrap=True, overflow="ellipsis")
 
-        self._console, self._steps, self._phase = console, 0, ""
+        self._console, self._steps, self._phase, self._over = console, 0, "", False
         self._row: Row = {}
         columns = [Fitted()] if console.is_terminal else [TextColumn("{task.description}", markup=False)]
         self._bar = Progress(*columns, console=console, refresh_per_second=4)
@@ -159,6 +159,7 @@ class Live:
     def phase(self, name: str) -> None:
         """What goes on now; empty: nothing in particular."""
         self._phase = WORDS.get(name, "")
+        self._over = self._over or name == "closing"
 
     def step(self, row: Row, seconds: float) -> None:
         """Move the bar."""
@@ -174,6 +175,7 @@ class Live:
             full = round(wide * min(step / max(self._steps, 1), 1.0))
             bar = "━" * full + "─" * (wide - full)
         going = [self._phase] if self._phase else []
+        left = None if self._over or step >= self._steps else left
         time = [f"{int(left) // 3600}:{int(left) // 60 % 60:02d}:{int(left) % 60:02d} left"] if left is not None else []
         parts = [f"step {step}" if endless else f"step {step}/{self._steps}", bar, first, *time]
         line = "  ".join(part for part in parts if part)
@@ -200,7 +202,8 @@ class Live:
         self._console.print(table)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Give the terminal back, with a line that no time is left of."""
+        self._over = True
         self._bar.stop()
 
 
@@ -216,9 +219,12 @@ AFTER = {
 def summary_rows(summary: Summary, names: Sequence[str] = SHOWN) -> list[tuple[str, str]]:
     """What happened, what is worth knowing of it, where the results are, and what to do with them."""
     notes = [("warning" if note.startswith("nothing was learned") else "note", note) for note in summary.notes]
+    ended = [("ended", summary.outcome)]
+    ended += [("why", summary.why.removeprefix(f"{summary.outcome}: "))] if summary.why else []
     if summary.folder is None:
-        return [*notes, ("not kept", "folder='runs/mine' keeps it, with a curve and groups to look at")]
-    rows = [("ended", summary.outcome), *([("why", summary.why)] if summary.why else []), *notes]
+        kept = ("not kept", "folder='runs/mine' keeps it, with a curve and groups to look at")
+        return [*(ended if summary.why else []), *notes, kept]
+    rows = [*ended, *notes]
     rows += [("steps", str(summary.step)), ("seconds", f"{summary.seconds:.1f}")]
     rows += [("time", in_words(summary.time_split))] if summary.time_split else []
     rows += [tuple(pair.split("=", 1)) for pair in _pairs(summary.metrics, names)]  # type: ignore[misc]
@@ -242,8 +248,8 @@ def _near(path: Path) -> str:
 def _pairs(row: Row, names: Sequence[str]) -> list[str]:
     """Those that were measured; a reward that is the return is told once."""
     found = [name for name in dict.fromkeys(names) if row.get(name) is not None]
-    found = [name for name in found if name != "reward" or row.get("return") != row["reward"]]
-    return [f"{name}={_short(row[name])}" for name in found]
+    shown = {name: _short(row[name]) for name in found}
+    return [f"{name}={text}" for name, text in shown.items() if name != "reward" or shown.get("return") != text]
 
 
 def _short(value: float) -> str:

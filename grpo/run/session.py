@@ -295,12 +295,16 @@ class Session(Stepping):
         """The trackers' last row, the curve, and what the source makes of the policy."""
         name = self.best_by.removeprefix("-")
         if self.keep_best and self._latest and name not in self._latest and self.reason in ("done", "stopped"):
-            missing = f"no step has reported {name} (run.best_by): the last checkpoint stands for the best"
+            missing = f"no step has reported {name} (run.best_by)"
+            if name.startswith("eval/") and not any(known.startswith("eval/") for known in self._latest):
+                missing = "the run ended before its first evaluation (run.evaluate_every)"
+            missing += ": the last checkpoint stands for the best"
             self.folder.event(self.trainer.steps_done, "best_by_missing", missing)
         super().close(curve)
-        if curve:
-            self.draw()
-        self.leave()
+        with self.watch("closing"):
+            if curve:
+                self.draw()
+            self.leave()
 
     def summary(self) -> Summary:
         """How it ended."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,9 +205,10 @@ def train(
     for name in ("steps", "evaluate_every"):
         if asked.get(name, 1) < 1:
             raise ValueError(f"train() needs at least one step, and one between evaluations; got {name}={asked[name]}")
-    if states is not None:
-        asked = {"steps": ENDLESS, **asked}
     kept = folder is not None or bool(trackers) or bool(asked.get("trackers")) or bool(resume)
+    if states is not None:
+        done = trainer.steps_done if kept else 0  # steps are counted from a folder's first one on
+        asked = {**asked, "steps": min(asked.get("steps", ENDLESS), done + _batches(states))}
     how = trainer.planned(asked, kept)
     _expect_possible(trainer, how)  # before there is a folder
     told = Told(trainer.listening(callbacks))
@@ -239,6 +240,17 @@ def train(
         ended = f"{where}the run ended ({summary.reason}) at step {summary.step}"
         raise SamplesFailed(ended + (f"; {summary.why}" if summary.why else "; see events.jsonl"))
     return trainer.told(list(told.reports))
+
+
+def _batches(states: Batches) -> int:
+    """How many there are, where that can be known without going through them."""
+    try:
+        count = len(states) if isinstance(states, Sized) else ENDLESS
+    except TypeError:  # a data loader over a stream
+        return ENDLESS
+    if count < 1:
+        raise ValueError("train() got no states: give it a list of batches, one for each step")
+    return count
 
 
 def _reports_of(place: RunFolder | Elsewhere | None) -> list[StepReport]:

@@ -49,6 +49,13 @@ class GRPOTrainer(Trainer):
     watched: bool = False
     """Whether somebody watches that run: what is worth knowing may be printed."""
 
+    __init__ = door(Trainer.__init__)
+
+    @door
+    def step(self, states: Sequence[Any] | None = None) -> StepReport:
+        """Sample a group from each start, compare, learn."""
+        return super().step(states)
+
     @door
     def train(
         self,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from grpo.run.folder import RunFolder
+from grpo.run.folder import RunFolder, nearest_run
 from grpo.view import others
 from grpo.view.library import Library
 
@@ -45,7 +45,7 @@ def library_of(path: Path) -> tuple[Library, str | None]:
             if path == Path("runs")
             else "name a run folder, or a folder of runs"
         )
-        raise Bad(f"{path} is not there; {hint}")
+        raise Bad(f"{path} is not there; {hint}{nearest_run(path)}")
     if not os.path.exists(path / "run.json"):
         return Library(path), None
     whole = path.resolve()
@@ -197,4 +197,6 @@ def folder_of(what: Any) -> Path:
     found = found.path if isinstance(found, RunFolder) else found
     if isinstance(found, str | os.PathLike) and Path(found).is_dir():
         return Path(found)
+    if isinstance(what, HasRunFolder) and what.run_folder is None:
+        raise Bad("this trainer has not trained into a folder yet: trainer.train(…, folder='runs/mine'), then show it")
     raise Bad(f"show() takes a run folder, or a trainer that has trained into one, not {type(what).__name__}")

@@ -1,12 +1,13 @@
 """What went wrong, in words."""
 
+import multiprocessing.spawn
 import runpy
 import threading
 import warnings
 
 import pytest
 
-from grpo.errors import line, nearest, warn
+from grpo.errors import NOBODY, line, located, nearest, warn
 from grpo.run import output
 
 
@@ -14,6 +15,24 @@ def test_an_exception_is_one_short_line() -> None:
     assert line(ValueError("a\n  b")) == "ValueError: a b"
     assert line(KeyboardInterrupt()) == "KeyboardInterrupt"
     assert len(line(ValueError("x" * 1000))) == len("ValueError: ") + 300
+
+
+def test_an_exception_names_the_users_lines_that_led_to_it(tmp_path) -> None:
+    physics, env = tmp_path / "physics.py", tmp_path / "env.py"
+    physics.write_text("def fall(n=0):\n    return fall(n - 1) if n else {}['mass']\n", encoding="utf-8")
+    env.write_text("def step(fall, n):\n    return run(fall, n)\n\n\ndef run(fall, n):\n    return fall(n)\n", "utf-8")
+    fall, step = runpy.run_path(str(physics))["fall"], runpy.run_path(str(env))["step"]
+
+    def said(n):
+        try:
+            step(fall, n)
+        except KeyError as error:
+            error.__traceback__ = error.__traceback__.tb_next  # caught where it was called: without this file
+            return located(error)
+
+    assert said(0) == f"KeyError: 'mass' ({env}:2 → :6 → {physics}:2)"
+    assert said(5) == f"KeyError: 'mass' ({env}:2 → … → {physics}:2 → :2 → :2)"
+    assert located(ValueError("no")) == "ValueError: no"
 
 
 def test_the_closest_word_is_offered_or_none() -> None:
@@ -55,6 +74,16 @@ def test_a_warning_of_a_thread_or_a_command_is_one_plain_line(monkeypatch) -> No
     [it] = told
     assert warnings.formatwarning(it.message, it.category, it.filename, it.lineno) == "warning: heard\n"
     assert "mine.py:3: UserWarning: other" in warnings.formatwarning("other", UserWarning, "mine.py", 3)
+
+
+def test_a_warning_of_a_process_that_was_started_is_nobodys_line() -> None:
+    def worker() -> None:
+        warn("heard from there")
+
+    worker.__code__ = worker.__code__.replace(co_filename=multiprocessing.spawn.__file__, co_name="spawn_main")
+    with pytest.warns(UserWarning, match="heard from there") as told:
+        worker()  # called by `<string>`, line 1, over there
+    assert [it.filename for it in told] == [NOBODY]
 
 
 def test_a_warning_that_comes_again_is_said_once() -> None:

@@ -44,7 +44,8 @@ def unloadable(what: str, name: str, error: Exception, place: str = "") -> str:
     here = Path(place or name)
     if (here / "adapter_config.json").is_file() and not (here / "config.json").is_file() and what != "adapter":
         return f"{what}={name} holds an adapter without its model; give its base as model, and adapter={name}"
-    if name.startswith((".", "/", "~")) and not here.expanduser().exists():
+    written_as_a_path = name.startswith((".", "/", "~")) or name.count("/") > 1  # a hub id has one slash at most
+    if written_as_a_path and not here.expanduser().exists():
         return f"{what}={name}: there is no such file or folder"
     is_path = name.startswith((".", "/", "~")) or Path(name).exists()
     if any(word in text.lower() for word in AWAY) and not is_path:

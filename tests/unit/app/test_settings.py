@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from importlib import metadata
 
 import pytest
@@ -446,3 +447,44 @@ def test_the_other_distribution_is_found(monkeypatch):
 )
 def test_choices_that_nobody_made_are_said(names, flags, said):
     assert list(arguments.resolved(names, flags).remarks) == said
+
+
+def test_a_flag_without_its_value_is_told_apart_from_a_switch(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "cartpole", "--env"]) == 2
+    assert capsys.readouterr().err == "grpo: command line: --env needs a value\n"
+    assert main(["train", "cartpole", "--max-episode-steps", "--seed", "1"]) == 2
+    assert capsys.readouterr().err == "grpo: command line: --max-episode-steps needs a value\n"
+    switched = resolve([preset_layer("cartpole"), flag_layer(given_flags([], ["--scale-observations"]))], configs())
+    assert switched.config.scale_observations is True
+
+
+def test_doctor_names_the_checkout_that_was_installed(monkeypatch, tmp_path):
+    class Installed:
+        def __init__(self, told):
+            self.told = told
+
+        def read_text(self, name):
+            return self.told if name == "direct_url.json" else None
+
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "pyproject.toml").touch()
+    here = (tmp_path / "a b").as_uri()
+    for told, meant in (
+        (json.dumps({"url": here, "dir_info": {}}), str(tmp_path / "a b")),
+        (json.dumps({"url": f"{here}/gone", "dir_info": {}}), "anygrpo"),
+        (None, "anygrpo"),  # from an index
+    ):
+        monkeypatch.setattr(metadata, "distribution", lambda name, told=told: Installed(told))
+        assert doctor.origin() == meant
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("command", ["train", "eval", "view", "export", "plan", "new", "doctor"])
+def test_help_fits_narrow_terminals_but_for_commands_to_copy(command, width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    with suppress(SystemExit):
+        main([command, "--help"])
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(("  grpo ", "usage:"))]
+    fits = 80 if command == "train" else width  # whose words about examples are as they are
+    assert max(map(len, said)) <= fits

@@ -99,6 +99,7 @@ def test_kwargs_and_horizon_reach_the_environment(folder):
         ("mazes:Maz", "mazes has no Maz.*; nearest: Maze"),
         ("no_such_module:Maze", "no_such_module cannot be imported .*install it, or run where it lies"),
         ("nowhere.py:Maze", "there is no file nowhere.py"),
+        ("mazes.py", "^mazes.py is a file; name what it holds, too: --env mazes.py:Maze$"),
         ("broken.py:Maze", "loading broken.py fails: ZeroDivisionError"),
         ("trains.py:Maze", "^trains.py trains when it is loaded: put that under `if __name__ == '__main__':`$"),
         ("broken:Maze", "broken:Maze: importing broken fails: ZeroDivisionError"),
@@ -247,15 +248,18 @@ def test_an_instance_without_a_spec_stays_alone():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"env": "Taxi-v4", "kind": "classic"}, "Taxi-v4: kind='classic' is for CartPole-v0"),
+        ({"env": "Taxi-v4", "kind": "classic"}, "Taxi-v4: vector='classic' is for CartPole-v0.*; use vector='serial'$"),
         ({"env": "CartPole-v1", "kind": "classic", "kwargs": {"a": 1}}, "takes no kwargs"),
         ({"env": "Taxi-v4", "kind": "vector"}, "not registered with a batched form"),
-        ({"env": envs.Walk, "kind": "envpool"}, "kind='envpool' needs a registered id, not Walk"),
+        (
+            {"env": envs.Walk, "kind": "envpool"},
+            "vector='envpool' needs a registered id, not Walk; use vector='serial' or 'processes'",
+        ),
         ({"env": "Taxi-v4", "kind": "quick"}, "kind must be one of auto, classic"),
         ({"env": "Taxi-v4", "kind": "serial", "workers": 2}, "workers=2 means processes"),
         (
             {"env": envs.Walk(), "workers": 2},
-            "an environment cannot move to kind='processes'; pass its id or a factory",
+            "an environment cannot move to vector='processes'; pass its id or a factory",
         ),
         ({"env": envs.Walk(), "kwargs": {"length": 2}}, "kwargs come too late"),
         ({"env": "Taxi-v4", "size": 0}, "at least one member"),

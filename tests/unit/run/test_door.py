@@ -1,5 +1,6 @@
 """What a script sees of an exception: its own frames; all of them where it asks."""
 
+import re
 import traceback
 
 import gymnasium as gym
@@ -51,6 +52,10 @@ def train(fault):
     GRPOTrainer(GRPOConfig(group_size=2), Policy(fault), reward_model=Reward()).train([[0, 1]], progress=None)
 
 
+def trainer():
+    return GRPOTrainer(GRPOConfig(group_size=2), Policy(), reward_model=Reward())
+
+
 def frames(error):
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
@@ -74,6 +79,34 @@ def test_everything_is_there_where_it_is_asked_for(monkeypatch):
         train(looked_up)
     assert {"step", "collect", "log_probs"} < {*frames(caught.value)}
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_loop_of_the_users_own_and_the_constructor_show_them_alone_too():
+    class Unready(Policy):
+        def get_parameters(self):
+            return looked_up()
+
+    with pytest.raises(KeyError, match="place") as stepped:
+        GRPOTrainer(GRPOConfig(group_size=2), Policy(looked_up), reward_model=Reward()).step([0, 1])
+    assert frames(stepped.value)[1:] == ["get_log_probabilities", "looked_up"]
+    with pytest.raises(KeyError, match="place") as made:
+        GRPOTrainer(GRPOConfig(group_size=2), Unready(), reward_model=Reward())
+    assert frames(made.value)[1:] == ["get_parameters", "looked_up"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: trainer().train(), "train() needs total_updates, steps"),
+        (lambda: trainer().train([0, 1], progress=None), "a step takes a list of states, got int; train() a list for"),
+        (lambda: trainer().train(steps=1, progress=None), "a step needs states: train([[state, …], …])"),
+        (lambda: GRPOTrainer(GRPOConfig(), Policy(), reward_model=len), "(a torch.nn.Module has train, eval and to)"),
+    ],
+)
+def test_what_is_refused_is_one_frame_of_ours(call, said):
+    with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
+        call()
+    assert frames(caught.value)[1] == "<lambda>" and len(frames(caught.value)) == 3
 
 
 def test_what_led_to_an_exception_is_kept_and_as_short():

@@ -10,12 +10,14 @@ import gymnasium as gym
 import numpy as np
 from rich.console import Console
 
+from grpo import GRPOConfig, GRPOTrainer
 from grpo.bandit import BanditConfig
 from grpo.bandit import make_trainer as make_bandit
 from grpo.control import GRPOTrainer as ControlTrainer
 from grpo.run.plot import draw
 from grpo.run.progress import SHOWN, Live, Plain, Silent, make_progress, printable
 from tests.faults.tiny import make_folder, train
+from tests.toys import Match, Softmax
 
 
 def test_plain_lines(tmp_path):
@@ -81,12 +83,39 @@ def test_the_line_has_step_bar_number_and_time_left_and_never_more_than_fits(wid
     assert ("evaluating" in line, "episode_length" in line) == (width > 60, width > 80)
 
 
+def test_no_time_is_left_of_a_run_that_has_ended():
+    live = Live(Console(file=io.StringIO(), force_terminal=True, width=80))
+    live.start(None, 0, 200)
+    live.step({"step": 8, "reward": 1.0}, 0.1)
+    assert "0:00:09 left" in live.line(80, 9.0)
+    live.phase("closing")  # solved: no further step comes
+    assert "left" not in live.line(80, 9.0) and "drawing" in live.line(80, 9.0)
+    live.close()
+    done = Live(Console(file=io.StringIO(), force_terminal=True, width=80))
+    done.start(None, 0, 200)
+    done.step({"step": 200, "reward": 1.0}, 0.1)
+    assert "left" not in done.line(80, 0.0)
+    done.close()
+
+
+def test_a_list_of_states_has_its_number_of_steps():
+    out = io.StringIO()
+    trainer = GRPOTrainer(GRPOConfig(group_size=2), Softmax(), reward_model=Match())
+    trainer.train([[0, 1]] * 3, progress=Plain(file=out))
+    trainer.train(iter([[0, 1]]), progress=Plain(file=out))  # nobody knows how many come
+    steps = [line.split()[0] for line in out.getvalue().splitlines() if line.startswith("step=")]
+    assert steps == ["step=1/3", "step=2/3", "step=3/3", "step=4"]
+    assert len(trainer.train([[0, 1]] * 3, steps=2, progress=None)) == 2
+    with pytest.raises(ValueError, match=r"got no states: give it a list of batches, one for each step"):
+        trainer.train([])
+
+
 def test_the_end_says_what_happened_and_what_to_do_next(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     trainer = ControlTrainer(env="CartPole-v1", hidden=(8,), video=False, films=False)
     trainer.train(steps=50, stop_at=5, evaluate_every=1, folder="runs/pole", progress="plain")
     out = capsys.readouterr().out
-    assert "ended=solved\nwhy=solved: eval/return reached" in out and "(run.stop_at=5)\n" in out
+    assert "ended=solved\nwhy=eval/return reached" in out and "(run.stop_at=5)\n" in out
     assert "anygrpo[export]" not in out
     assert " return=" in out and "\nreturn=" in out and "reward=" not in out  # which is the return
     assert "next=grpo view runs/pole" in out and "next=grpo eval runs/pole" in out and "event_" not in out
@@ -116,6 +145,18 @@ def test_a_run_without_a_folder_says_that_nothing_was_learned_and_how_it_is_kept
     assert reports[-1]["grad_norm"] > 0
     out = capsys.readouterr().out
     assert "\nwarning=nothing was learned: in every group" in out and "\nnot_kept=folder='runs/mine' keeps it" in out
+    assert "ended=" not in out
+    ControlTrainer(env=Even, hidden=(8,), vector="serial").train(steps=9, stop_at=5, evaluate_every=1, progress="plain")
+    assert "\nended=solved\nwhy=eval/return reached 5 (run.stop_at=5)\n" in capsys.readouterr().out
+
+
+def test_a_run_that_ended_before_its_first_evaluation_says_so(tmp_path, capsys):
+    trainer = ControlTrainer(env=Even, hidden=(8,), vector="serial", video=False, films=False)
+    trainer.train(steps=1, folder=tmp_path / "run", progress="plain")
+    said = (
+        "note=the run ended before its first evaluation (run.evaluate_every): the last checkpoint stands for the best"
+    )
+    assert said in capsys.readouterr().out
 
 
 def test_a_notebook_without_widgets_gets_plain_lines(monkeypatch):

@@ -2,6 +2,8 @@
 
 import pytest
 
+from grpo.bandit import BanditConfig
+from grpo.bandit import make_trainer as make_bandit
 from grpo.cli import main
 from grpo.view import launch, others
 from tests.unit.view.folders import make_run, two_groups
@@ -168,3 +170,18 @@ def test_a_missing_package_is_named(root, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     assert main(["view", str(root)]) == 2
     assert "pip install 'anygrpo[view]'" in capsys.readouterr().err
+
+
+def test_a_mistyped_run_is_answered_with_the_nearest(root, capsys):
+    assert main(["view", str(root / "rum")]) == 2
+    said = capsys.readouterr().err
+    assert (
+        f'{root / "rum"} is not there; name a run folder, or a folder of runs; did you mean "{root / "run"}"?' in said
+    )
+
+
+def test_a_trainer_that_left_nothing_says_how_it_is_kept():
+    with pytest.raises(launch.Bad, match=r"has not trained into a folder yet: trainer.train\(…, folder='runs/mine'\)"):
+        launch.show(make_bandit(BanditConfig()))
+    with pytest.raises(launch.Bad, match="not int"):
+        launch.show(3)
