@@ -290,8 +290,9 @@ def _teaches(report: StepReport) -> bool:
     if report.metrics.get("frac_reward_zero_std") != 1.0:
         return True
     rows = report.experience.rollouts
-    got = rows.reward_N if rows.reward_NT is None else rows.reward_NT[rows.mask_NT]
-    alike = got is not None and bool((got == got[:1]).all())
+    judged = rows.reward_parts_NK if rows.reward_N is None else rows.reward_N
+    got = judged if rows.reward_NT is None else rows.reward_NT[rows.mask_NT]
+    alike = got is not None and bool(((got == got[:1]) | ((got != got) & (got[:1] != got[:1]))).all())
     return not alike and bool(report.metrics.get("grad_norm"))
 
 
