@@ -175,7 +175,8 @@ class Stepping:
         if report.step == 1:
             raise SamplesFailed(f"on the first step {message}")
         if self.budget.spent():
-            self.why = f"{self.budget.failed:.0f} samples failed in {WINDOW} steps, {self.budget.allowed:.0f} may"
+            count, most = f"{self.budget.failed:.0f}", f"{self.budget.allowed:.0f}"
+            self.why = f"{count} samples failed in {WINDOW} steps, more than the {most} that may (run.failure_budget)"
             self.end("failures")
             self.tell(report.step, "failure_budget_spent", self.why)
 
