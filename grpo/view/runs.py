@@ -225,22 +225,21 @@ class Run:
     def _judged(self, summary: Row) -> Row:
         """Whether it learns, what is wrong, and what was looked at."""
         # What arms pay may change during a run: regret is judged against what they pay then.
-        names = ["-regret", self._score_name(self.settings()), "return", "reward"]
+        imagined = self.task == "worldmodel"  # whose reward says what it dreams of
+        names = ["-regret", self._score_name(self.settings()), "return", "" if imagined else "reward"]
         reached = str(summary["ending"]).startswith("reached")
         found = verdict(self.metrics, [name for name in names if name], summary["state"] == "running", reached)
         ended = self.object("status.json").get("error") if summary["state"] == "crashed" else None
         if ended is None and summary["reason"] == "failures":
-            ended = next(
-                (row.get("message") for row in self.events[::-1] if row.get("event") == "samples_failed"), None
-            )
+            failed = [row.get("message") for row in self.events if row.get("event") == "samples_failed"]
+            ended = failed[-1] if failed else None
         learned = found is not None and found["way"] == "up"
         told = [
             *endings(summary, self._rate(), _text(ended), self.object_text("checkpoints/latest") is not None),
             *warnings(self.metrics, self.task, self.events, self.recipe(), learned, reached),
         ]
-        troubles = sum(warning["level"] != "info" for warning in told)
-        checks = looked_at(self.metrics, self.task, told)
-        return {"warnings": told, "troubles": troubles, "verdict": found, "checks": checks}
+        serious, checks = [one for one in told if one["level"] != "info"], looked_at(self.metrics, self.task, told)
+        return {"warnings": told, "troubles": len(serious), "verdict": found, "checks": checks}
 
     def detail(self) -> Row:
         """Everything the page shows of one run but its curves and groups."""
@@ -387,8 +386,8 @@ class Run:
 
     def _spark(self, name: str | None) -> Row | None:
         """The shape of its score; of what was measured more than once, if that was not."""
-        names = [name.removeprefix("-")] if name else []
-        drawn = next((one for one in (*names, "return", "reward") if len(self.metrics.values(one)) > 1), None)
+        names = ((name or "").removeprefix("-"), "return", "reward")
+        drawn = next((one for one in names if len(self.metrics.values(one)) > 1), None)
         return None if drawn is None else {"name": drawn, "values": self.metrics.spark(drawn)}
 
     def _score(self, name: str | None) -> Row | None:

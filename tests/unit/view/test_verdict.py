@@ -73,6 +73,9 @@ def test_the_mean_return_of_a_few_episodes_says_nothing(tmp_path):
     few = library.answer("/api/runs/few")["verdict"]
     assert (few["title"], few["says"]) == ("Too short to tell", "return 20 after 20 episodes")
     assert library.answer("/api/runs/many")["verdict"]["title"] == "It learned"
+    dreamt = {"return": lambda step: 20 + WAVE[step], "reward": lambda step: float(step), "episodes": 90.0}
+    end(make_run(tmp_path / "dreamt", 8, task="worldmodel", **dreamt))
+    assert library.answer("/api/runs/dreamt")["verdict"]["metric"] == "return"
 
 
 def test_what_has_been_learned_is_no_fault(tmp_path):
