@@ -24,8 +24,10 @@ autodoc_typehints = "signature"
 add_module_names = False
 
 html_theme = "furo"
-html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_static_path = ["_static", "../grpo/view/page/vendor/temml"]
+html_css_files = ["site.css", "temml.css"]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
+mathjax_path, mathjax_options = "math.js", {"type": "module"}
 html_title = f"anygrpo {release}"
 
 

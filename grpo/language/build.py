@@ -378,7 +378,8 @@ def rewards_of(config: LanguageConfig, functions: Any, processing_classes: Any, 
 def expect_names(config: LanguageConfig, names: Sequence[str]) -> None:
     """Settings that speak of rewards, before anything is computed."""
     if config.eval_by is not None and config.eval_by not in (*names, "environment"):
-        raise ConfigError(f"eval_by={config.eval_by} is none of the rewards: {', '.join(names)}")
+        known = ", ".join(names)
+        raise ConfigError(f"eval_by={config.eval_by} is none of the rewards: {known}; set eval_by to one of them")
     weights, own = config.recipe.reward_weights, len(names)
     if weights is not None and len(weights) not in (own, own + 1):  # an environment's own comes last
         raise ConfigError(f"reward_weights has {len(weights)} numbers for {own} rewards: {', '.join(names)}")

@@ -175,7 +175,8 @@ class Stepping:
         if report.step == 1:
             raise SamplesFailed(f"on the first step {message}")
         if self.budget.spent():
-            self.why = f"{self.budget.failed:.0f} samples failed in {WINDOW} steps, {self.budget.allowed:.0f} may"
+            count, most = f"{self.budget.failed:.0f}", f"{self.budget.allowed:.0f}"
+            self.why = f"{count} samples failed in {WINDOW} steps, more than the {most} that may (run.failure_budget)"
             self.end("failures")
             self.tell(report.step, "failure_budget_spent", self.why)
 
@@ -290,8 +291,9 @@ def _teaches(report: StepReport) -> bool:
     if report.metrics.get("frac_reward_zero_std") != 1.0:
         return True
     rows = report.experience.rollouts
-    got = rows.reward_N if rows.reward_NT is None else rows.reward_NT[rows.mask_NT]
-    alike = got is not None and bool((got == got[:1]).all())
+    judged = rows.reward_parts_NK if rows.reward_N is None else rows.reward_N
+    got = judged if rows.reward_NT is None else rows.reward_NT[rows.mask_NT]
+    alike = got is not None and bool(((got == got[:1]) | ((got != got) & (got[:1] != got[:1]))).all())
     return not alike and bool(report.metrics.get("grad_norm"))
 
 

@@ -31,14 +31,23 @@ Finding = tuple[str, str, str, str, str]
 
 
 def warnings(
-    metrics: Series, task: str, events: Sequence[Row] = (), recipe: Mapping[str, object] | None = None
+    metrics: Series,
+    task: str,
+    events: Sequence[Row] = (),
+    recipe: Mapping[str, object] | None = None,
+    learned: bool = False,
+    reached: bool = False,
 ) -> list[Row]:
-    """The most serious first."""
+    """The most serious first. learned: its score has risen; reached: to what was asked for.
+
+    A policy that has learned what there is gives right answers alone, and always the same: that is no fault.
+    """
     names = ("level", "code", "metric", "message", "remedy")
+    mastered = reached or (learned and _silent(metrics) >= 0.5 and _side(metrics.values("reward")) == RIGHT)
     checks = (
-        _signal(metrics, (recipe or {}).get("credit") == "reward_to_go"),
+        _signal(metrics, task, mastered, (recipe or {}).get("credit") == "reward_to_go"),
         _ends(metrics, task),
-        _entropy(metrics),
+        _entropy(metrics, mastered),
         _distance(metrics),
         _gradient(metrics),
         _counts(metrics),
@@ -66,17 +75,31 @@ def endings(summary: Row, rate: float | None, error: str | None, resumable: bool
         yield told | {"level": "warn", "code": "stalled", "message": message, "remedy": remedy}
 
 
-def _signal(m: Series, to_go: bool) -> Iterator[Finding]:
+RIGHT, WRONG = " (mostly right)", " (mostly wrong)"
+
+
+def _signal(m: Series, task: str, mastered: bool, to_go: bool) -> Iterator[Finding]:
     """Rewards that cannot tell tries apart; with rewards to go, tries of one return differ in when they got it."""
-    reward, recent = m.values("reward"), m.values("frac_reward_zero_std", WINDOW)
-    silent = recent.mean() if len(recent) else 0.0
+    reward, silent = m.values("reward"), _silent(m)
     if len(reward) >= WINDOW and np.ptp(reward) == 0 and not m.values("reward_std").any():
         what = f"every reward of every step so far is {reward[0]:.4g}: nothing can be learned"
         yield "bad", "flat", "reward", what, "read some samples: is the reward right, is the task too hard?"
     elif silent >= 0.5 and not to_go:
         what = f"{100 * silent:.0f} % of the groups have no signal{_side(reward)}: their tries all got the same reward"
-        remedy = "larger groups, a higher temperature, prompts of another difficulty, no_signal=resample"
-        yield "bad" if silent >= 0.9 else "warn", "no_signal", "frac_reward_zero_std", what, remedy
+        level = "info" if mastered else "bad" if silent >= 0.9 else "warn"
+        if mastered:
+            remedy = "little is left to be learned here: the run may end, or go on with a harder task"
+        elif task == "language":
+            remedy = "larger groups, a higher temperature, prompts of another difficulty, no_signal=resample"
+        else:
+            remedy = "larger groups, an entropy bonus (entropy_coef), a finer reward"
+        yield level, "no_signal", "frac_reward_zero_std", what, remedy
+
+
+def _silent(m: Series) -> float:
+    """The share of the last groups whose tries all got the same."""
+    recent = m.values("frac_reward_zero_std", WINDOW)
+    return float(recent.mean()) if len(recent) else 0.0
 
 
 def _side(reward: np.ndarray) -> str:
@@ -84,7 +107,7 @@ def _side(reward: np.ndarray) -> str:
     if not len(reward) or np.ptp(reward) == 0:
         return ""
     high = reward[-WINDOW:].mean() > (reward.max() + reward.min()) / 2
-    return " (mostly right)" if high else " (mostly wrong)"
+    return RIGHT if high else WRONG
 
 
 def _ends(m: Series, task: str) -> Iterator[Finding]:
@@ -94,17 +117,26 @@ def _ends(m: Series, task: str) -> Iterator[Finding]:
     one_token = len(lengths := m.values("completions/mean_length", WINDOW)) and lengths.max() <= 1  # all that was asked
     if task == "language" and len(cut) and (share := cut.mean()) >= 0.2 and not one_token:
         what = f"{100 * share:.0f} % of the completions are truncated: raise the limit"
-        remedy = "raise max_completion_length, or mask_truncated_completions"
+        remedy = "max_completion_length sets it; mask_truncated_completions leaves such completions out"
         yield "bad" if share >= 0.5 else "warn", "truncated", name, what, remedy
 
 
-def _entropy(m: Series) -> Iterator[Finding]:
+def _entropy(m: Series, mastered: bool) -> Iterator[Finding]:
     """A policy that has no choice left, or no opinion."""
     entropy = m.values("entropy")
     if len(entropy) < WINDOW:
         return
     first, now = entropy[:5].mean(), entropy[-5:].mean()
-    if first > 0.05 and now < 0.1 * first:
+    if first > 0.05 and now < 0.1 * first and mastered:
+        what = f"entropy fell from {first:.3g} to {now:.3g}: it is sure of what it does"
+        yield (
+            "info",
+            "entropy",
+            "entropy",
+            what,
+            "right where nothing else is to be found; entropy_coef keeps it trying",
+        )
+    elif first > 0.05 and now < 0.1 * first:
         what = f"entropy collapsed: {first:.3g} at first, {now:.3g} now"
         yield "bad", "entropy", "entropy", what, "entropy_coef, a larger epsilon_high, clip_cov, a lower learning_rate"
     elif first > 0 and now > max(3 * first, first + 1):
@@ -123,6 +155,7 @@ def _distance(m: Series) -> Iterator[Finding]:
         if len(values) > 1 and (now := values[-3:].mean()) > max(limit, 10 * float(np.median(values[:-1]))):
             yield "bad", "kl", name, f"{name} blows up: {now:.3g} in the last steps", remedy
     ratio, held = m.values("ratio", 3), m.values("clip_ratio/region_mean", WINDOW)
+    ratio = ratio[ratio > 0]  # a step whose tries all failed has none
     if len(ratio) and abs(ratio.mean() - 1) > 0.5:
         what = f"the policy is far from the one that sampled: mean ratio {ratio.mean():.3g}"
         yield "warn", "ratio", "ratio", what, "fewer passes, max_ratio, target_kl"

@@ -179,9 +179,7 @@ class Run:
             "steps": self._planned(status, settings),
             "updated": self._updated(),
             "score": self._score(name),
-            "spark": {"name": name.removeprefix("-"), "values": self.metrics.spark(name.removeprefix("-"))}
-            if name
-            else None,
+            "spark": self._spark(name),
             "error": None,
         }
 
@@ -205,28 +203,43 @@ class Run:
         summary = self.summary()
         if summary["state"] == "unreadable":
             return summary
-        seconds = self.timing.values("total", 20)
-        rate = float(statistics.median(seconds)) if len(seconds) else None
-        eta = None
+        rate, eta = self._rate(), None
         if rate is not None and summary["steps"] and summary["step"] is not None and summary["state"] == "running":
             eta = shown(max(summary["steps"] - summary["step"], 0) * rate)
-        ended = self.object("status.json").get("error") if summary["state"] == "crashed" else None
-        told = [
-            *endings(summary, rate, _text(ended), self.object_text("checkpoints/latest") is not None),
-            *warnings(self.metrics, self.task, self.events, self.recipe()),
-        ]
-        # What arms pay may change during a run: regret is judged against what they pay then.
-        names = ["-regret", self._score_name(self.settings()), "return", "reward"]
-        reached = str(summary["ending"]).startswith("reached")
         return summary | {
             "seconds_per_step": None if rate is None else shown(rate),
             "eta_seconds": eta,
             "elapsed_seconds": shown(self.timing.values("total").sum()),
             "memory": self._memory(summary["state"]),
-            "warnings": told,
-            "verdict": verdict(self.metrics, [name for name in names if name], summary["state"] == "running", reached),
-            "checks": looked_at(self.metrics, self.task, told),
+            **self._judged(summary),
         }
+
+    def line(self, read: bool = True) -> Row:
+        """The line of the list, with whether it learned and how many warnings there are."""
+        summary = self.summary(read)
+        if not read or summary["state"] == "unreadable":
+            return summary | {"verdict": None, "troubles": 0}
+        judged = self._judged(summary)
+        return summary | {name: judged[name] for name in ("verdict", "troubles")}
+
+    def _judged(self, summary: Row) -> Row:
+        """Whether it learns, what is wrong, and what was looked at."""
+        # What arms pay may change during a run: regret is judged against what they pay then.
+        imagined = self.task == "worldmodel"  # whose reward says what it dreams of
+        names = ["-regret", self._score_name(self.settings()), "return", "" if imagined else "reward"]
+        reached = str(summary["ending"]).startswith("reached")
+        found = verdict(self.metrics, [name for name in names if name], summary["state"] == "running", reached)
+        ended = self.object("status.json").get("error") if summary["state"] == "crashed" else None
+        if ended is None and summary["reason"] == "failures":
+            failed = [row.get("message") for row in self.events if row.get("event") == "samples_failed"]
+            ended = failed[-1] if failed else None
+        learned = found is not None and found["way"] == "up"
+        told = [
+            *endings(summary, self._rate(), _text(ended), self.object_text("checkpoints/latest") is not None),
+            *warnings(self.metrics, self.task, self.events, self.recipe(), learned, reached),
+        ]
+        serious, checks = [one for one in told if one["level"] != "info"], looked_at(self.metrics, self.task, told)
+        return {"warnings": told, "troubles": len(serious), "verdict": found, "checks": checks}
 
     def detail(self) -> Row:
         """Everything the page shows of one run but its curves and groups."""
@@ -296,8 +309,7 @@ class Run:
             return "running", None
         if reason is not None:
             return ENDINGS.get(reason, "crashed"), reason
-        seconds = self.timing.values("total", 20)
-        patience = max(QUIET, 3 * float(np.median(seconds)) if len(seconds) else QUIET)
+        patience = max(QUIET, 3 * (self._rate() or 0.0))
         if time.time() - (self._updated() or 0.0) < patience:  # it may be training on another machine
             return "running", None
         done, planned = self.metrics.step, self._planned(status, self.settings())
@@ -308,6 +320,11 @@ class Run:
             if latest is not None and latest.strip().endswith(f"{done:08d}"):
                 return "stopped", None
         return "crashed", None
+
+    def _rate(self) -> float | None:
+        """Seconds that a step takes now, usually."""
+        seconds = self.timing.values("total", 20)
+        return float(statistics.median(seconds)) if len(seconds) else None
 
     def _ending(self, settings: Mapping[str, Any]) -> str | None:
         """What a run that ended early was asked to reach, if that is why."""
@@ -366,6 +383,12 @@ class Run:
             "-regret_total",
         )
         return next((name for name in names if name and len(self.metrics.values(name.removeprefix("-")))), None)
+
+    def _spark(self, name: str | None) -> Row | None:
+        """The shape of its score; of what was measured more than once, if that was not."""
+        names = ((name or "").removeprefix("-"), "return", "reward")
+        drawn = next((one for one in names if len(self.metrics.values(one)) > 1), None)
+        return None if drawn is None else {"name": drawn, "values": self.metrics.spark(drawn)}
 
     def _score(self, name: str | None) -> Row | None:
         if name is None:

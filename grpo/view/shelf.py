@@ -83,8 +83,8 @@ class Shelf:
         if kept is not None and kept[0] == mark and kept[1]["state"] != "running":
             return kept[1]
         if kept is None and not patience.more():
-            return self.run(run, path).summary(read=False)
-        self._lines[run] = mark, self.run(run, path).summary()
+            return self.run(run, path).line(read=False)
+        self._lines[run] = mark, self.run(run, path).line()
         return self._lines[run][1]
 
     def _let_go(self) -> None:

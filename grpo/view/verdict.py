@@ -14,7 +14,9 @@ from grpo.view.series import Series
 LEAST = 4
 """Values before which nothing is said of a curve."""
 FEW = 10
-"""Values up to which going the same way each time is enough."""
+"""Values up to which going the same way each time is enough, and which cannot rule out what a longer curve shows."""
+EPISODES = 30
+"""Played before which their mean return says nothing: that of a few is carried on from step to step."""
 SURE = 3.0
 """Standard errors that a change must exceed to be one."""
 RUNNING = {
@@ -34,22 +36,26 @@ ENDED = {
 
 
 def verdict(metrics: Series, names: Sequence[str], running: bool, reached: bool = False) -> Row | None:
-    """Of the first of these metrics that was measured often enough, `-name` where less is better; None: of none.
+    """Of the first of these metrics that tells, `-name` where less is better; None: none was measured.
 
+    One that was measured often enough tells where it went somewhere, or was measured more than a few times.
     reached: the run has ended because its score is what was asked for.
     """
     measured = [name for name in names if len(metrics.values(name.removeprefix("-")))]
     if not measured:
         return None
     often = [name for name in measured if len(metrics.values(name.removeprefix("-"))) >= LEAST]
-    chosen = (often or measured)[0]
+    chosen = next((name for name in often if reached or _tells(metrics, name)), (often or measured)[0])
     metric, sign = chosen.removeprefix("-"), -1.0 if chosen.startswith("-") else 1.0
     column = np.array(metrics.columns[metric])
     known = np.isfinite(column)
     values, steps = column[known], np.array(metrics.steps)[known]
     way, first, peak, last, top = _way(sign * values)
+    after, unit = len(values), "step"
     if reached:
         way, first, last = "up", float(sign * values[0]), float(sign * values[-1])
+    elif metric == "return" and len(played := metrics.values("episodes", 1)) and played[-1] < EPISODES:
+        way, last, after, unit = "early", float(sign * values[-1]), int(played[-1]), "episode"
     told = {
         "metric": metric,
         "way": way,
@@ -59,12 +65,17 @@ def verdict(metrics: Series, names: Sequence[str], running: bool, reached: bool 
     }
     says = f"{metric} {_number(sign * first)} at first, {_number(sign * last)} now"
     if way == "early":
-        says = f"{metric} {_number(sign * last)} after {len(values)} step{'s' * (len(values) > 1)}"
+        says = f"{metric} {_number(sign * last)} after {after} {unit}{'s' * (after > 1)}"
     elif way == "lost":
         says = f"{metric} {_number(sign * peak)} by step {steps[top]:.0f}, {_number(sign * last)} now"
     if not running:
         says = says.removesuffix(" now") + " at the end" * says.endswith(" now")
     return told | {"title": (RUNNING if running else ENDED)[way], "says": says}
+
+
+def _tells(metrics: Series, name: str) -> bool:
+    values = (-1.0 if name.startswith("-") else 1.0) * metrics.values(name.removeprefix("-"))
+    return len(values) > FEW or _way(values)[0] != "flat"
 
 
 def _way(values: np.ndarray) -> tuple[str, float, float, float, int]:

@@ -121,6 +121,19 @@ def test_runs_that_tell_at_other_steps_are_compared_at_the_same_ones(page):
     assert found == [None, 10, 20, 30, 40, None]
 
 
+def test_a_point_is_drawn_only_where_a_run_measured(page):
+    """Lines are straight between two values; what lies between was not measured."""
+    runs = {
+        "a": {"step": [1, 2, 3, 4], "columns": {"eval": [None, 5, None, 7]}},
+        "b": {"step": [1, 2, 3], "columns": {"eval": [1, None, 3]}},
+    }
+    code = f"""const byId = new Map([["a", {{name: "a"}}], ["b", {{name: "b"}}]]);
+        return m.overlaid("eval", [["a"], ["b"]], {json.dumps(runs)}, 0, byId, "step")"""
+    found = asked(page, "compare", code)
+    assert [line["values"] for line in found["series"]] == [[None, 5, 6, 7], [1, 2, 3, None]]
+    assert [line["measured"] for line in found["series"]] == [[1, 3], [0, 2]]
+
+
 def test_curves_of_one_size_share_an_axis_and_others_have_their_own(page):
     data = {"columns": {"big": [100, 400], "small": [0.1, None], "alike": [90, 50], "none": [0, 0]}}
     found = asked(page, "curves", f"return m.charts('t', Object.keys({json.dumps(data)}.columns), {json.dumps(data)})")

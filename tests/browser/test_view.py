@@ -176,7 +176,7 @@ def test_a_token_explains_itself_with_its_own_numbers_and_a_link_to_it_survives_
 def test_the_heat_map_has_every_number_and_clipped_tokens_are_underlined(page, runs):
     page.resize((2400, 900))  # a token is an element once its piece was in sight: here all tries are
     page.open("#/run/sums/step/20/group/0")
-    page.until(lambda: len(page.all(".tokens .t")) > 50, "tokens")
+    page.until(lambda: len(page.all(".tokens .t")) >= 60, "tokens")
     options = page.script("return [...document.querySelectorAll('#heat option')].map(o => o.value)")
     assert {"term", "ratio", "logp", "old_logp", "entropy", "kl", "text"} <= set(options)
     grounds = (

@@ -19,10 +19,10 @@ export function smooth(values, weight) {
 }
 
 /**
- * series: [{name, values, color, low?, high?, faint?, fill?, dash?, points?}] over `x`, which is the steps, or what else
+ * series: [{name, values, color, low?, high?, faint?, fill?, dash?, points?, measured?}] over `x`, which is the steps, or what else
  * `axis` names: then `rows` are the steps of the values and `place(step)` is where one is. `pick(step)` is called for a
  * click on a point; `marks` are the steps that lead somewhere. `at`: a step to mark. `sync`: charts with one cursor.
- * `floor`: where the other axis begins. What was zoomed into stays in sight when the values change.
+ * `measured`: the places that have a point, where others lie between two. `floor`: where the other axis begins. What was zoomed into stays in sight when the values change.
  */
 export function Chart({
   x, axis = "step", rows = x, place: placed = (step) => step,
@@ -32,7 +32,8 @@ export function Chart({
   const plot = useRef(null);
   const live = useRef({});
   const zoom = useRef(null); // {min, max} of the steps in sight, while these are not all
-  live.current = { pick, marks, at, readout, rows, placed };
+  const measured = new Map(series.map((one) => [one.name, one.measured]));
+  live.current = { pick, marks, at, readout, rows, placed, measured };
   const width = useWidth(place);
   const [theme, setTheme] = useState(0);
 
@@ -58,6 +59,7 @@ export function Chart({
       lines.push({ show: true, width: 0, points: { show: false } }, { show: true, width: 0, points: { show: false } });
     }
     columns.push(one.values);
+    const known = one.measured ?? [...one.values.keys()].filter((t) => one.values[t] !== null);
     lines.push({
       label: one.name,
       stroke: one.faint ? `${one.color}50` : one.color,
@@ -66,7 +68,8 @@ export function Chart({
       fill: one.fill ? `${one.color}${one.fill}` : undefined,
       spanGaps: even(one.values),
       points: {
-        show: one.points !== false && one.values.filter((value) => value !== null).length < 40 && !one.faint,
+        show: one.points !== false && known.length < 40 && !one.faint,
+        filter: one.measured && (() => live.current.measured.get(one.name)),
         size: 5,
         fill: one.color,
       },
@@ -103,7 +106,7 @@ export function Chart({
         { ...look, size: 32, gap: 8, incrs: distances(axis), values: (_, ticks) => ticks.map((one) => tick(one, axis)) },
         {
           ...look,
-          size: 54,
+          size: (_, labels) => Math.max(54, 14 + 6.5 * Math.max(0, ...(labels ?? []).map((label) => label.length))),
           values: (_, ticks) => ticks.map((one) => (one === null ? "" : number(one, 5))),
         },
       ],

@@ -158,7 +158,8 @@ function rowsOf(table, axis, values) {
   return [kept.map((t) => xs[t]), kept.map((t) => values[t])];
 }
 
-function overlaid(name, sets, found, weight, byId, axis) {
+/** The lines of all sets over common steps; `measured`: the places where a run told a value, not one between two. */
+export function overlaid(name, sets, found, weight, byId, axis) {
   const tables = sets
     .flat()
     .map((id) => found[id])
@@ -166,11 +167,13 @@ function overlaid(name, sets, found, weight, byId, axis) {
   const steps = [...new Set(tables.flatMap((table) => rowsOf(table, axis, [])[0]))].sort((a, b) => a - b);
   const series = [];
   sets.forEach((members, i) => {
-    const lines = members
+    const rows = members
       .map((id) => found[id])
       .filter((table) => table?.columns[name])
-      .map((table) => along(steps, ...rowsOf(table, axis, smooth(table.columns[name], weight))));
+      .map((table) => rowsOf(table, axis, smooth(table.columns[name], weight)));
+    const lines = rows.map(([own, values]) => along(steps, own, values));
     if (!lines.length) return;
+    const told = new Set(rows.flatMap(([own, values]) => own.filter((_, t) => (values[t] ?? null) !== null)));
     const at = steps.map((_, t) => lines.map((line) => line[t]).filter((value) => value !== null));
     // Seeds come to another place at other times: their mean is that of all of them, or it would jump.
     const enough = axis === "step" ? 1 : lines.length;
@@ -181,6 +184,7 @@ function overlaid(name, sets, found, weight, byId, axis) {
       name: byId.get(members[0]).name,
       color: SERIES[i % SERIES.length],
       values,
+      measured: [...steps.keys()].filter((t) => told.has(steps[t]) && values[t] !== null),
       last: known[known.length - 1] ?? null,
       low: many ? at.map((all) => (all.length >= enough ? Math.min(...all) : null)) : null,
       high: many ? at.map((all) => (all.length >= enough ? Math.max(...all) : null)) : null,

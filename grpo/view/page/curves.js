@@ -4,11 +4,11 @@ import { api, media } from "./api.js";
 import { choices, laid, scaleOf, told } from "./axis.js";
 import { Chart, smooth } from "./chart.js";
 import { download } from "./csv.js";
-import { commonHead, GroupLine, range } from "./groups.js";
+import { commonHead, GroupHead, GroupLine, range } from "./groups.js";
 import { Metric, useDocs } from "./metrics.js";
 import { framed, go, href, setQuery } from "./route.js";
 import { SERIES } from "./scale.js";
-import { Choice, Empty, html, Loaded, number, Toggle, useLoaded, useMemo, useState } from "./ui.js";
+import { Choice, Empty, html, Loaded, number, Toggle, useLoaded, useMemo, useRef, useSize, useState } from "./ui.js";
 
 const SMOOTHINGS = [
   ["0", "none"],
@@ -89,7 +89,7 @@ function Newest({ run, step }) {
   return html`<div class="newest" aria-live="polite"><h2>Newest groups <a class="small"
       href=${href(["run", run.run, "step", step])}>step ${step} →</a></h2>
     <${Loaded} state=${state}>${({ groups }) =>
-      html`<div>${groups.slice(0, 3).map((group) => line(group, groups))}</div>`}<//></div>`;
+      html`<${GroupHead} run=${run} /><div class="lines">${groups.slice(0, 3).map((group) => line(group, groups))}</div>`}<//></div>`;
 }
 
 /** The run's score, on the first screen. */
@@ -100,7 +100,10 @@ export function HeadlineChart({ run, data, name }) {
   );
   const steps = run.sample_steps?.list ?? [];
   const lead = steps.length ? (step) => go(href(["run", run.run, "step", step], { from: "curves" })) : null;
-  return html`<${Chart} x=${data.step} series=${series} pick=${lead} marks=${steps} height=${130} title=${name} />`;
+  const box = useRef(null);
+  const height = useSize(box, "clientHeight", 130);
+  return html`<div class="headline" ref=${box}><${Chart} x=${data.step} series=${series} pick=${lead} marks=${steps}
+    height=${height} title=${name} /></div>`;
 }
 
 function Panels({ run, data, docs, weight, log, at, lead, steps, place, query }) {
@@ -118,8 +121,8 @@ function Panels({ run, data, docs, weight, log, at, lead, steps, place, query })
   const common = { data, docs, weight, log, at, lead, steps, place };
   return html`<div class="panels">
     ${arms.length > 0 && has(arms[0]) && html`<${ArmsPanel} ...${common} arms=${arms} />`}
-    ${once.length > 0 && html`<${Once} ...${common} names=${once} />`}
     ${groups.map(([title, names]) => html`<${Panel} key=${names.join()} ...${common} title=${title} names=${names} />`)}
+    ${once.length > 0 && html`<${Once} ...${common} names=${once} />`}
     ${!query && html`<${TimePanel} run=${run} ...${common} />`}
     ${!groups.length && !arms.length && html`<${Empty}>No metric matches.<//>`}
   </div>`;

@@ -173,7 +173,7 @@ function Body({ route, run, data, tokens, metrics, more }) {
                 place=${hover.place} />`
     }
     <p class="muted small keys">
-      <kbd>←</kbd> <kbd>→</kbd> other groups · <kbd>u</kbd> groups of the step · hover a token for its formula, click to keep it</p>`;
+      <kbd>←</kbd> <kbd>→</kbd> other groups · <kbd>u</kbd> groups of the step · hover ${episodic ? "a decision" : kinds.has("arm") ? "a pull" : "a token"} for its formula, click to keep it</p>`;
 }
 
 const TOGGLES = {

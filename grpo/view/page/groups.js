@@ -68,11 +68,16 @@ export function GroupLine({ group, run, query, chosen, low, high, withStep, skip
         : `${skip ? "… " : ""}${visible(group.prompt.slice(skip).replace(/\s+/g, " "))}`
     }</span>
     <${Dots} group=${group} low=${low ?? group.min} high=${high ?? group.max} />
-    <span class="group-mean">${number(group.mean, 3)} <span class="muted">± ${number(group.std, 2)}</span></span>
-    <span class="group-length muted">
+    <span class="group-mean" title="mean reward of the tries ± their standard deviation">${number(group.mean, 3)} <span class="muted">± ${number(group.std, 2)}</span></span>
+    <span class="group-length muted" title="tokens or decisions of the shortest and of the longest try">
       ${shortest === longest ? number(longest) : `${number(shortest)}–${number(longest)}`}</span>
     <${Badges} names=${group.badges} /></a>`;
 }
+
+/** What the columns of those lines are; small screens have no room for it. */
+export const GroupHead = ({ run, withStep }) => html`<div class="group-head" aria-hidden="true">
+  <span>${withStep ? "step · group" : "group"}</span><span>${run.task === "language" ? "prompt" : "start"}</span>
+  <span>rewards of its tries</span><span>mean ± std</span><span>length</span><span></span></div>`;
 
 /** The lowest and the highest reward of these groups: what the colours of their dots span. */
 export function range(groups) {
@@ -227,7 +232,7 @@ export function GroupsView({ route, run, step, newest }) {
           ? html`<div class="waiting" role="status">Loading …</div>`
           : state.total === 0
             ? html`<${Empty}>${state.all ? "No group matches." : "No groups were kept for this step."}<//>`
-            : html`<${VirtualList} count=${state.total} rowHeight=${narrow ? 74 : 38} at=${at < 0 ? null : at}
+            : html`<${GroupHead} run=${run} withStep=${step === null} /><${VirtualList} count=${state.total} rowHeight=${narrow ? 84 : 38} at=${at < 0 ? null : at}
                   needed=${needed} label="groups"
           row=${(i) =>
             state.groups[i]

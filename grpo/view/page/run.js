@@ -7,7 +7,7 @@ import { GroupsView } from "./groups.js";
 import { known, Metric, useDocs } from "./metrics.js";
 import { PromptView } from "./prompt.js";
 import { href } from "./route.js";
-import { kind, State } from "./runs.js";
+import { kind, State, warned, WAYS } from "./runs.js";
 import { EventsView, SettingsView } from "./folder.js";
 import { duration, html, Loaded, number, percent, useEffect, useRef, useState } from "./ui.js";
 
@@ -173,11 +173,11 @@ const rate = (run) => {
 
 /** The same in a line, for the views that need the room. */
 function Glance({ run }) {
-  const count = run.warnings?.length ?? 0;
+  const count = run.troubles ?? 0;
   return html`<span class="glance">step <span id="vital-step">${number(run.step)}</span>
       ${run.steps ? ` / ${number(run.steps)}` : ""} · ${rate(run)}
       ${run.state === "running" ? ` · ${duration(run.eta_seconds)} left` : ""}
-    ${count > 0 && html` · <a href=${href(["run", run.run])}>▲ ${count} warning${count > 1 ? "s" : ""}</a>`}</span>`;
+    ${count > 0 && html` · <a href=${href(["run", run.run])}>${warned(count)}</a>`}</span>`;
 }
 
 /** Where it is, how fast, how long still, and what a step is spent on. */
@@ -219,7 +219,6 @@ function Vitals({ run, about, docs }) {
 }
 
 const SIGNS = { bad: "✕", warn: "▲", info: "i", ok: "✓" };
-const WAYS = { up: "↗", down: "↘", lost: "↘", flat: "→", early: "…" };
 
 /** The first screen's two questions: is it learning, is something wrong? */
 function First({ run, metrics, about, docs }) {
@@ -235,10 +234,10 @@ function First({ run, metrics, about, docs }) {
       }</section>
     <section class="wrong" aria-label="is something wrong?"><h2>Is something wrong?</h2>
       ${
-        warnings.length
-          ? html`<${Warnings} list=${warnings} ...${{ about, docs }} />`
-          : checks.length > 0 && html`<p class="verdict up"><span class="sign" aria-hidden="true">✓</span><strong>Nothing looks wrong</strong></p>`
-      }
+        !run.troubles &&
+        checks.length > 0 &&
+        html`<p class="verdict up"><span class="sign" aria-hidden="true">✓</span><strong>Nothing looks wrong</strong></p>`
+      }<${Warnings} list=${warnings} ...${{ about, docs }} />
       <ul class="checks">${checks.map(
         (check) => html`<li class=${check.level} key=${check.name}><span class="sign" aria-hidden="true">
         ${SIGNS[check.level] ?? "i"}</span><span class="muted"><${Metric} name=${check.metric} ...${{ about, docs }}
@@ -252,7 +251,7 @@ function Warnings({ list, about, docs }) {
   return html`<ul class="warnings" aria-label="warnings">${list.map(
     (warning) => html`<li class=${warning.level} key=${warning.code}>
     <span class="sign" aria-hidden="true">${SIGNS[warning.level] ?? "i"}</span><span><strong>${warning.message}</strong>
-    ${warning.remedy && html`<span class="muted"> ${warning.remedy}</span>`}
+    ${warning.remedy && html`<span class="remedy">${warning.remedy}</span>`}
     ${
       known(warning.metric, about, docs) &&
       html` <span class="small"><${Metric} name=${warning.metric}

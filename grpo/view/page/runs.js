@@ -19,6 +19,16 @@ export function State({ run }) {
     }</span>`;
 }
 
+export const WAYS = { up: "↗", down: "↘", lost: "↘", flat: "→", early: "…" };
+export const warned = (count) => `▲ ${count} warning${count > 1 ? "s" : ""}`;
+
+/** Whether it learned, and whether something is wrong, in a line. */
+function Judged({ run: { verdict, troubles } }) {
+  return html`<div class="judged small">${
+    verdict && html`<span class=${`way ${verdict.way}`} title=${verdict.says}>${WAYS[verdict.way]} ${verdict.title}</span>`
+  }${troubles > 0 && html` <span class="troubles">${warned(troubles)}</span>`}</div>`;
+}
+
 /** What kind of run it is, in a few words. */
 export const kind = (run) => [run.preset ?? run.task, shortened(run.model), run.loss_type].filter(Boolean);
 
@@ -84,7 +94,7 @@ function Runs({ data, route }) {
         <div class="muted small">
           ${[...kind(run), `seed ${run.seed ?? "–"}`].join(" · ")}</div></div>
       <div class="run-state"><${State} run=${run} />${run.error && html`<div class="small bad">${run.error}</div>`}
-        </div>
+        <${Judged} run=${run} /></div>
       <div class="run-steps">${number(run.step)}${
         run.steps
           ? html`<span class="muted"> / ${number(run.steps)}

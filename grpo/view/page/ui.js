@@ -88,18 +88,20 @@ export function Choice({ value, options, set, label, id }) {
     </select></label>`;
 }
 
-/** The width that an element has, now and after every change. */
-export function useWidth(ref, initial = 600) {
-  const [width, setWidth] = useState(initial);
+/** What an element measures (clientWidth, clientHeight), now and after every change. */
+export function useSize(ref, measure, initial) {
+  const [size, setSize] = useState(initial);
   useLayoutEffect(() => {
-    const measure = () => ref.current && setWidth(Math.max(120, Math.floor(ref.current.clientWidth)));
-    measure();
-    const watch = new ResizeObserver(measure);
+    const look = () => ref.current && setSize(Math.max(120, Math.floor(ref.current[measure])));
+    look();
+    const watch = new ResizeObserver(look);
     watch.observe(ref.current);
     return () => watch.disconnect();
   }, []);
-  return width;
+  return size;
 }
+
+export const useWidth = (ref, initial = 600) => useSize(ref, "clientWidth", initial);
 
 /** Keys of the whole page, except while someone types or presses what has the focus. */
 export function useKeys(handlers, keys) {

@@ -251,6 +251,19 @@ def test_rewards_overlap_generation_without_changing_anything(folder, tmp_path):
     assert parts["rewards/digits/mean"] == pytest.approx(whole["rewards/digits/mean"], abs=1e-6)
 
 
+def test_a_constant_reward_taught_nothing_though_an_entropy_bonus_moved_the_weights(folder, tmp_path, capsys):
+    config = small(output_dir=str(tmp_path / "run"), max_steps=1, entropy_coef=0.1)
+    trainer = GRPOTrainer(folder, never, config, train_dataset=ROWS)
+    reports = trainer.train(progress="plain")
+    assert reports[-1]["grad_norm"] > 0
+    assert "\nwarning=nothing was learned: in every group all tries got the same reward" in capsys.readouterr().out
+
+
+def test_evaluation_by_a_reward_that_was_replaced_names_the_one_to_take(folder):
+    with pytest.raises(ConfigError, match="eval_by=exact is none of the rewards: never; set eval_by to one of them"):
+        GRPOTrainer(folder, never, small(eval_by="exact"), train_dataset=ROWS)
+
+
 def test_learning_rate_schedules_follow_the_step_number(folder, tmp_path):
     trainer = make(folder, tmp_path, lr_scheduler_type="linear", warmup_steps=2)
     trainer.schedule(10)

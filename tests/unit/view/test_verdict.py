@@ -50,6 +50,57 @@ def test_a_few_looks_that_rise_each_time_are_learning_and_a_goal_that_was_reache
     assert Library(tmp_path).answer("/api/runs/rise")["verdict"]["title"] == "It learned"
 
 
+def test_a_few_looks_that_scatter_leave_it_to_the_longer_curve(tmp_path):
+    looks = {100: 0.94, 200: 0.95, 300: 0.92, 400: 0.98, 500: 0.99}
+    settings = {"resolved": {"run.best_by": "eval/accuracy", "run.steps": 500}}
+    rises = {"reward": lambda step: min(step / 50, 2.0), "eval/accuracy": lambda step: looks.get(step)}
+    end(make_run(tmp_path / "rises", 500, config=settings, **rises))
+    end(
+        make_run(
+            tmp_path / "hacked", 500, config=settings, **rises | {"eval/accuracy": lambda step: WAVE[step % 99 + 1]}
+        )
+    )
+    library = Library(tmp_path)
+    assert library.answer("/api/runs/rises")["verdict"]["says"] == "reward 0.11 at first, 2 at the end"
+    assert library.answer("/api/runs/hacked")["verdict"]["title"] == "It did not learn"
+
+
+def test_the_mean_return_of_a_few_episodes_says_nothing(tmp_path):
+    for name, count in (("few", 1), ("many", 2)):
+        curves = {"return": lambda step: float(step), "episodes": lambda step, count=count: float(count * step)}
+        end(make_run(tmp_path / name, 20, task="worldmodel", **curves))
+    library = Library(tmp_path)
+    few = library.answer("/api/runs/few")["verdict"]
+    assert (few["title"], few["says"]) == ("Too short to tell", "return 20 after 20 episodes")
+    assert library.answer("/api/runs/many")["verdict"]["title"] == "It learned"
+    dreamt = {"return": lambda step: 20 + WAVE[step], "reward": lambda step: float(step), "episodes": 90.0}
+    end(make_run(tmp_path / "dreamt", 8, task="worldmodel", **dreamt))
+    assert library.answer("/api/runs/dreamt")["verdict"]["metric"] == "return"
+
+
+def test_what_has_been_learned_is_no_fault(tmp_path):
+    """Right answers alone, always the same: a note after a rise, a warning where nothing rose."""
+    sure = {"frac_reward_zero_std": 0.95, "entropy": lambda step: 2.0 if step < 10 else 0.01}
+    end(make_run(tmp_path / "learned", 40, **sure))
+    end(make_run(tmp_path / "stuck", 40, **sure, reward=lambda step: 0.5 + WAVE[step]))
+    library = Library(tmp_path)
+    learned, stuck = library.answer("/api/runs/learned"), library.answer("/api/runs/stuck")
+    assert [(one["code"], one["level"]) for one in learned["warnings"]] == [("no_signal", "info"), ("entropy", "info")]
+    assert [(one["code"], one["level"]) for one in stuck["warnings"]] == [("no_signal", "bad"), ("entropy", "bad")]
+    listed = {run["name"]: run for run in library.answer("/api/runs")["runs"]}
+    assert (listed["learned"]["verdict"]["title"], listed["learned"]["troubles"]) == ("It learned", 0)
+    assert (listed["stuck"]["verdict"]["title"], listed["stuck"]["troubles"]) == ("It did not learn", 2)
+
+
+def test_a_run_that_failures_ended_names_what_failed(tmp_path):
+    folder = make_run(tmp_path / "run", 20, ratio=lambda step: 0.0 if step > 18 else 1.0)
+    folder.event(20, "samples_failed", "16 of 16 samples failed: Mine member 0: RuntimeError: no answer (mine.py:10)")
+    end(folder, "failures")
+    found = Library(tmp_path).answer("/api/runs/run")["warnings"]
+    assert "RuntimeError: no answer (mine.py:10)" in found[0]["message"]
+    assert "ratio" not in {warning["code"] for warning in found}  # steps without a try have none
+
+
 def test_what_was_looked_at_is_said_with_what_was_found(tmp_path):
     end(make_run(tmp_path / "run", 20, failed=0.0, entropy=lambda step: 2.0 if step < 10 else 0.01))
     found = {check["name"]: check for check in Library(tmp_path).answer("/api/runs/run")["checks"]}
