@@ -277,7 +277,7 @@ def sb3_learner() -> Any:
 
 
 def learn_part(count: int) -> dict[str, Any]:
-    """Of SB3, which takes longest, the first three seeds."""
+    """Seed by seed, each learner in turn."""
     learners = {"compiled": lambda seed: solved(seed, True), "ordinary": lambda seed: solved(seed, False)}
     missing = {}
     for name, make in (("rejax", rejax_learner), ("stable_baselines3", sb3_learner)):
@@ -285,14 +285,12 @@ def learn_part(count: int) -> dict[str, Any]:
             learners[name] = make()
         except ImportError as error:
             missing[name] = f"not installed ({error.name})"
-    for name in learners:
-        if name != "stable_baselines3":
-            learners[name](999)  # programs are loaded, and whatever else comes once
+    for solve in learners.values():
+        solve(999)  # programs are loaded, and whatever else comes once
     found: dict[str, list[Any]] = {name: [] for name in learners}
     for seed in range(count):
         for name, solve in learners.items():
-            if seed < 3 or name != "stable_baselines3":
-                found[name].append(solve(seed))
+            found[name].append(solve(seed))
         print("learn", seed, {name: round(rows[-1]["cpu_s"], 3) for name, rows in found.items()}, flush=True)
     told = {name: {"runs": rows, "cpu_s": quartiles([row["cpu_s"] for row in rows])} for name, rows in found.items()}
     return told | {f"{name}_missing": why for name, why in missing.items()}

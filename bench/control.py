@@ -271,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default="cartpole,acrobot", help="names of control_peers.TASKS, and rollout")
     parser.add_argument("--peers", default=",".join(PEERS))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0, help="e.g. one that no preset was tuned on")
     parser.add_argument("--cap-cpu", type=float, default=120.0, help="CPU seconds after which a cell gives up")
     parser.add_argument(

@@ -180,7 +180,13 @@ def evaluation_starts(task: FunctionTask, seed: int, episodes: int) -> Any:
 
 def stacked(trees: Sequence[Any]) -> Any:
     """One of many, whose arrays have an axis more in front. JAX's own keys, which NumPy cannot hold, are taken too."""
-    return jax.tree.map(lambda *x: jnp.stack([jnp.asarray(one) for one in x]), *trees)
+
+    def joined(*x: Any) -> Any:
+        if all(isinstance(one, np.ndarray | np.generic) for one in x):
+            return np.stack(x)  # JAX would compile that, for every number of them
+        return jnp.stack([jnp.asarray(one) for one in x])
+
+    return jax.tree.map(joined, *trees)
 
 
 def expect_adam(
