@@ -125,7 +125,8 @@ REST = """\
 
 A teacher says of every decision how likely it would have been to it: a denser signal than a reward at the end. It is a
 column of every recipe (`--recipe dapo --teacher-coef 0.5`), or stands alone, without any reward (`opd`, `iw_opd`,
-`gkd`, `opsd`, `sdpo`). With τ the teacher, π the student, β = `teacher_mix`:
+`gkd`, `opsd`, `sdpo`). Beside it groups of equal rewards stay, also where the row alone would drop them (`dapo`,
+`scalerl`): it teaches them, too. With τ the teacher, π the student, β = `teacher_mix`:
 
 | `teacher_in` | `teacher_kl` | what is minimised |
 |---|---|---|

@@ -171,7 +171,7 @@ class GRPOConfig(Worded):
     ones (ratio 1, for one pass and one minibatch). auto: detached where that is the case, else recorded."""
     no_signal: Literal["recipe", "keep", "drop", "resample"] = "recipe"
     """Groups whose rewards are all equal: keep them in the denominators, drop them, or sample their starts again.
-    recipe: as the recipe says."""
+    recipe: as the recipe says, and kept beside a teacher, who teaches them, too."""
     filter_rewards: bool = False
     """Groups whose mean reward is outside of the two bounds are sampled again, at most max_attempts times in all, and
     then left out."""
@@ -239,7 +239,8 @@ class GRPOConfig(Worded):
         older: dict[str, Any] = {}
         if self.staleness and RECIPES[self.loss_type].mismatch == "none":  # the sampler's policy is an older one
             older = {"mismatch": "truncate", "mismatch_level": "token", "mismatch_high": 2.0}
-        return older | self.changed | drops
+        taught = {"drop_no_signal": False} if self.changed.get("teacher_coef") else {}  # every group has a signal then
+        return older | taught | self.changed | drops
 
     def _surrogate(self, columns: Mapping[str, Any]) -> str:
         """The kind of surrogate that these columns ask for."""

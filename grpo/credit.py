@@ -41,7 +41,7 @@ def _expect_meaning(rollouts: Rollouts, recipe: Recipe) -> None:
         (recipe.baseline == "given" and rollouts.baseline_NT is None, "baseline=given needs baseline_NT from the room"),
         (
             recipe.baseline == "greedy" and rollouts.baseline_NT is None,
-            "baseline=greedy needs a greedy try of every start, which the language room makes (baseline_NT)",
+            "baseline=greedy needs a greedy try of every start, which the language room has; elsewhere use group_mean",
         ),
         (
             recipe.baseline == "role_mean" and rollouts.baseline_NT is None,
@@ -49,8 +49,8 @@ def _expect_meaning(rollouts: Rollouts, recipe: Recipe) -> None:
         ),
         (
             recipe.baseline == "optimal_value" and rollouts.baseline_NT is None,
-            "baseline=optimal_value needs answers of the starting model to every start, which the language room has "
-            "(baseline_NT)",
+            "baseline=optimal_value needs answers of the starting model to every start, which the language room has; "
+            "elsewhere use group_mean",
         ),
         (
             recipe.baseline == "optimal_token" and rollouts.energy_NT is None,

@@ -736,8 +736,8 @@ _ROWS = (
     Recipe(
         "rae",
         "SPIRAL, arXiv:2506.24119",
-        "prime-rl: against the running mean of the own role (role_column), 0 at first, as it was before the try; kept "
-        "in checkpoints, which prime-rl's is not. Without roles it is REINFORCE with a running mean.",
+        "SPIRAL's code and prime-rl's: against the running mean of the own role (role_column), 0 at first, as it was "
+        "before the try; kept in checkpoints, which theirs are not. Without roles it is REINFORCE with a running mean.",
         baseline="role_mean",
         scale="none",
         reduction="token_mean",
@@ -745,9 +745,10 @@ _ROWS = (
     Recipe(
         "a_star_po",
         "A*-PO, arXiv:2505.20686",
-        "TRL's A2POTrainer: (β·log π/π_start − (r − V*))², V* = value_beta·log mean exp(r/value_beta) of value_samples "
-        "answers to every prompt before the first step; its gradient / 2β, by KL in the reward and dro's leash: beta "
-        "and dro_beta are the paper's β₂. TRL leaves out prompts without any success, here they stay.",
+        "The authors' code and TRL's A2POTrainer: (β·log π/π_start − (r − V*))², V* = value_beta·log mean "
+        "exp(r/value_beta) of value_samples answers to every prompt before the first step; its gradient / 2β, by KL in "
+        "the reward and dro's leash: beta and dro_beta are the paper's β₂. TRL leaves out prompts without any success, "
+        "here they stay.",
         baseline="optimal_value",
         scale="none",
         ratio="trajectory",

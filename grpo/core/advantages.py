@@ -202,8 +202,8 @@ def role_means(
 ) -> tuple[list[float], dict[int, float]]:
     """b_i = running mean of what the role of i was given before i: b ← decay·b + (1 − decay)·r after each, 0 at first.
 
-    Role-conditioned advantage estimation: SPIRAL, arXiv:2506.24119, in the order of prime-rl's rae: a try is compared
-    before its own reward moves the mean. Gives each try's mean, and the means behind the last one.
+    Role-conditioned advantage estimation: SPIRAL, arXiv:2506.24119, in the order of its code: a try is compared before
+    its own reward moves the mean. Gives each try's mean, and the means behind the last one.
     """
     mean_by_role = dict(begin)
     found = []

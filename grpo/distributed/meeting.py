@@ -26,6 +26,8 @@ from grpo.errors import ConfigError, RanksLost, line
 
 GLANCE = 0.05
 """Seconds between looks at the store while somebody is waited for."""
+ANSWERS = 30.0
+"""Seconds in which a store that listens says so."""
 LINGERS = 5.0
 """Seconds that a rank waits for the others to leave first, where they still have something to read."""
 SHOWN = 60
@@ -161,21 +163,28 @@ class Meeting:
 def meet(place: Place, seconds: float) -> Meeting:
     """Connect to the store, or hold it where that is this rank's part."""
     holds = place.rank == 0 and not place.store_runs
-    try:
-        if holds:
-            limit = timedelta(seconds=seconds)
-            store = TCPStore(place.address, place.port, None, True, limit, wait_for_workers=False)
-        else:
-            store = connected(place.address, place.port, seconds)
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(_unreachable(place, holds, seconds, error)) from None
+    store = _held(place, seconds) if holds else connected(f"rank {place.rank}", place.address, place.port, seconds)
     return Meeting(PrefixStore(f"grpo/{place.attempt}", store), place.rank, place.ranks, seconds, holds)
 
 
-def connected(address: str, port: int, seconds: float) -> Any:
+def _held(place: Place, seconds: float) -> Any:
+    """The store, in this process."""
+    try:
+        return TCPStore(place.address, place.port, None, True, timedelta(seconds=seconds), wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        if "EADDRINUSE" in str(error) or "already in use" in str(error):
+            told = f"port {place.port} is in use on this machine; set MASTER_PORT to another, the same for every rank"
+        else:
+            where = f"{place.address}:{place.port}"
+            told = f"rank 0 cannot listen at {where} ({line(error)}); set MASTER_ADDR to this machine's own name"
+        raise ConfigError(told) from None
+
+
+def connected(who: str, address: str, port: int, seconds: float) -> Any:
     """The store that another process holds; raises where none answers in time, also where something else does.
 
-    In a thread: to a port at which another program listens torch would wait for ever.
+    It is waited for here, for torch prints a stack of frames at each try; and then in a thread: to a port at which
+    another program listens torch would wait for ever.
     """
     found: list[Any] = []
 
@@ -186,26 +195,38 @@ def connected(address: str, port: int, seconds: float) -> Any:
         except (RuntimeError, ValueError) as error:
             found.append(error)
 
-    waiting = threading.Thread(target=connect, daemon=True)
-    waiting.start()
-    waiting.join(seconds + 5)
-    if not found:
-        raise ValueError("something answers there that is not a store of PyTorch's")
-    if isinstance(found[0], Exception):
-        raise found[0]
+    error = _listened(address, port, seconds)
+    if error is None:
+        waiting = threading.Thread(target=connect, daemon=True)
+        waiting.start()
+        waiting.join(ANSWERS)
+        if not found:
+            raise ConfigError(
+                f"another program than rank 0 listens at {address}:{port}; set MASTER_PORT to another, the same for "
+                "every rank"
+            )
+        error = found[0] if isinstance(found[0], Exception) else None
+    if error is not None:
+        raise ConfigError(
+            f"{who} cannot reach rank 0 at {address}:{port} within {seconds:g} s ({line(error)[:160]}); is it started, "
+            "and does a firewall let the port through? MASTER_ADDR and MASTER_PORT say where"
+        )
     return found[0]
 
 
-def _unreachable(place: Place, holds: bool, seconds: float, error: Exception) -> str:
-    where = f"{place.address}:{place.port}"
-    if "EADDRINUSE" in str(error) or "already in use" in str(error):
-        return f"port {place.port} is in use on this machine; set MASTER_PORT to another, the same for every rank"
-    if holds:
-        return f"rank 0 cannot listen at {where} ({line(error)}); set MASTER_ADDR to this machine's own name"
-    return (
-        f"rank {place.rank} cannot reach rank 0 at {where} within {seconds:g} s ({line(error)[:160]}); is it started, "
-        "and does a firewall let the port through? MASTER_ADDR and MASTER_PORT say where"
-    )
+def _listened(address: str, port: int, seconds: float) -> Exception | None:
+    """None once somebody takes a connection; what the last try met when the time is up."""
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        try:
+            socket.create_connection((address, port), timeout=max(min(left, ANSWERS), GLANCE)).close()
+        except OSError as error:
+            if left <= 0:
+                return error
+            time.sleep(min(1.0, left))
+        else:
+            return None
 
 
 # --- what ranks know about themselves -------------------------------------------------------------------------------

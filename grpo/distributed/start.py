@@ -30,6 +30,9 @@ PERIOD = 0.2
 """Seconds between looks at the processes."""
 ENOUGH = 3
 """Signals: a rank that waits for another hears none of the first two."""
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HANDLED = (*FORWARDED, signal.SIGQUIT)
+"""Signals to which torch listens once it has started a process."""
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """The network inside of one machine, by operating system."""
 
@@ -44,9 +47,10 @@ def start(machine: Machine, command: Sequence[str], extra: Mapping[str, str], se
     envs = {place.local_rank: place.variables() | _local(machine) | dict(extra) for place in places}
     args = {place.local_rank: tuple(command[1:]) for place in places}
     logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.CRITICAL + 1)
+    before = {number: signal.getsignal(number) for number in HANDLED}
     with tempfile.TemporaryDirectory(prefix="grpo-ranks-") as folder:
         context = start_processes("grpo", command[0], args, envs, DefaultLogsSpecs(log_dir=folder))
-        with _forwarded(list(context.pids().values())):
+        with _forwarded(list(context.pids().values()), before):
             result = context.wait(period=PERIOD)
     failures = {} if result is None else result.failures
     meeting = Meeting(PrefixStore("grpo/0", store), -1, machine.ranks, seconds)
@@ -86,7 +90,7 @@ def _store(machine: Machine, seconds: float) -> tuple[Any, int]:
     """The store, held by the first machine; ranks of one machine alone meet where no other machine can reach it."""
     limit = timedelta(seconds=seconds)
     if machine.index:
-        return connected(machine.address, machine.port, seconds), machine.port
+        return connected("this machine", machine.address, machine.port, seconds), machine.port
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -113,8 +117,11 @@ def _local(machine: Machine) -> dict[str, str]:
 
 
 @contextmanager
-def _forwarded(pids: Sequence[int]) -> Iterator[None]:
-    """Meanwhile Ctrl-C, SIGTERM and SIGHUP go to the ranks, which lead sessions of their own; the third ends them."""
+def _forwarded(pids: Sequence[int], before: Mapping[signal.Signals, Any]) -> Iterator[None]:
+    """Meanwhile Ctrl-C, SIGTERM and SIGHUP go to the ranks, which lead sessions of their own; the third ends them.
+
+    before: the handlers that stand again afterwards.
+    """
     asked: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -125,7 +132,8 @@ def _forwarded(pids: Sequence[int]) -> Iterator[None]:
             except ProcessLookupError:
                 continue
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number in FORWARDED:
+        signal.signal(number, pass_on)
     try:
         yield
     finally:

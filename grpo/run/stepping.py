@@ -285,7 +285,11 @@ class Following(Stepping):
 
 
 def _teaches(report: StepReport) -> bool:
-    """Whether tries of a group got different rewards; or, where a baseline compares with others too, any did."""
+    """Whether a teacher did, or tries of a group got different rewards; or, where a baseline compares with others too,
+    any did.
+    """
+    if report.metrics.get("teacher_kl"):
+        return bool(report.metrics.get("grad_norm"))
     if report.metrics.get("reward", 0.0) is None:  # nobody got one
         return False
     if report.metrics.get("frac_reward_zero_std") != 1.0:

@@ -105,15 +105,41 @@ def test_the_chief_is_waited_for_at_the_end(ranks):
     assert order == ["saved", "left", "left"]
 
 
-def test_a_port_in_use_and_one_where_something_else_listens():
+def test_a_port_in_use_and_one_where_something_else_listens(monkeypatch):
+    monkeypatch.setattr(module, "ANSWERS", 0.2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} is in use.*MASTER_PORT"):
             meet(Place(0, 2, 0, 2, "127.0.0.1", port, "a test"), 1.0)
-    with pytest.raises(ConfigError, match=r"rank 1 cannot reach rank 0 at 127\.0\.0\.1"):
-        meet(Place(1, 2, 1, 2, "127.0.0.1", port, "a test"), 0.2)
+        over = threading.Event()  # torch waits for an answer that does not come
+        monkeypatch.setattr(module, "TCPStore", lambda *given, **named: over.wait())
+        with pytest.raises(ConfigError, match=f"another program than rank 0 listens at 127.0.0.1:{port}; set MASTER_P"):
+            meet(Place(1, 2, 1, 2, "127.0.0.1", port, "a test"), LONG)  # however long rank 0 would be waited for
+        over.set()
+
+
+def test_where_nobody_listens_one_line_says_so(capfd):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        place = Place(1, 2, 1, 2, "127.0.0.1", free.getsockname()[1], "a test")
+        with pytest.raises(
+            ConfigError, match=r"rank 1 cannot reach rank 0 at 127\.0\.0\.1.* within 0\.2 s \(.*refused\)"
+        ):
+            meet(place, 0.2)
+        with pytest.raises(ConfigError, match=r"this machine cannot reach rank 0 at 127\.0\.0\.1"):
+            connected("this machine", "127.0.0.1", place.port, 0.2)
+    assert capfd.readouterr() == ("", "")  # nothing of torch's
+
+
+def test_who_comes_before_rank_0_waits_for_it():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    early, chief = (Place(rank, 2, rank, 2, "127.0.0.1", port, "a test") for rank in (1, 0))
+    there, late = at_once(lambda: meet(early, LONG), lambda: (time.sleep(0.3), meet(chief, LONG))[1])
+    assert isinstance(there, Meeting) and isinstance(late, Meeting), (there, late)
 
 
 def test_a_store_that_is_gone_ends_a_rank():
@@ -192,7 +218,7 @@ def test_modules_that_settings_name_are_compared_and_not_imported_for_it(tmp_pat
 def test_torch_has_its_own_part_of_the_store(ranks):
     ranks[0].store.set("phase/1", "not ours")
     assert ranks[0].phases()[1] == "not there yet" and isinstance(ranks[0].store, PrefixStore)
-    assert connected("127.0.0.1", _port(ranks), 2.0) is not None
+    assert connected("a test", "127.0.0.1", _port(ranks), 2.0) is not None
 
 
 def _port(ranks):

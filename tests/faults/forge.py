@@ -3,7 +3,7 @@
     python -m tests.faults.forge          one JSON job a line in, one JSON result a line out
 
 A job: {"path": …, "steps": …, "hurt": [[point, nth, signal], …], "kill_after": seconds, "kill_with": signal,
-"second": bool, "closed": [descriptor, …], "options": {}}.
+"second": bool, "closed": [descriptor, …], "model": folder of a language run's, "options": {}}.
 `hurt` sends the signal the nth time the point is reached; `closed` ones are printed to at each. A result:
 {"code": …} is the exit code, or −signal.
 """
@@ -92,7 +92,7 @@ def child(job: dict[str, Any]) -> int:
     if "model" in job:
         from tests.faults import tiny_language
 
-        return tiny_language.train(path, job["steps"], at, job["model"])
+        return tiny_language.train(path, job["steps"], at, job["model"], **job.get("options", {}))
     summary, _ = train(path, job["steps"], at=at, **job.get("options", {}))
     return summary.exit_code
 

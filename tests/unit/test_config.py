@@ -113,6 +113,8 @@ def test_no_signal_decides_whether_groups_are_dropped():
     assert GRPOConfig(loss_type="grpo", no_signal="drop").algorithm.drop_no_signal
     assert GRPOConfig(loss_type="dapo").algorithm.drop_no_signal
     assert not GRPOConfig(loss_type="dapo", no_signal="keep").algorithm.drop_no_signal
+    assert not GRPOConfig(loss_type="dapo", teacher_coef=0.5).algorithm.drop_no_signal  # the teacher is one
+    assert GRPOConfig(loss_type="dapo", teacher_coef=0.5, no_signal="drop").algorithm.drop_no_signal
 
 
 def test_but_keeps_the_rest():

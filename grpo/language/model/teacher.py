@@ -5,7 +5,7 @@ Another one reads the same tokens; `translated` has those that read the same tex
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -233,7 +233,7 @@ def make_teacher(
     if given is not None:
         return LanguageTeacher(_same_tokens(given, policy), chat, config)
     named, saved = model_of(config)
-    theirs = earlier.tokenizer_of(named)
+    theirs = _of_the_teacher(lambda: earlier.tokenizer_of(named))
     differs = translated.difference(chat.tokenizer, theirs)
     if differs is None:
         return LanguageTeacher(_same_tokens(_loaded(config, named, saved), policy), chat, config)
@@ -304,9 +304,19 @@ def _loaded(config: LanguageConfig, named: LanguageConfig, saved: Path | None) -
     if device_of(config.device) == "cuda" and size > torch.cuda.mem_get_info()[0]:
         raise ConfigError(f"{told} and {torch.cuda.mem_get_info()[0] / GIB:.1f} GiB of the GPU are free; {_SMALLER}")
     try:
-        return loading.load_model(named, trained_whole=False) if saved is None else earlier.load(named, saved)
+        if saved is not None:
+            return earlier.load(named, saved)
+        return _of_the_teacher(lambda: loading.load_model(named, trained_whole=False))
     except torch.OutOfMemoryError:
         raise ConfigError(f"{told}; {_SMALLER}") from None
+
+
+def _of_the_teacher(load: Callable[[], Any]) -> Any:
+    """What is loaded; where that fails, with whose model or tokenizer it is."""
+    try:
+        return load()
+    except ConfigError as error:
+        raise ConfigError(f"the teacher's {error}") from None
 
 
 def _expect_model(place: str, name: str) -> None:

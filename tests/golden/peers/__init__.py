@@ -19,6 +19,8 @@ ADAPTERS = {
     "roll": rows.roll,
     "roll_gigpo": rows.gigpo,
     "discover": rows.discover,
+    "rae": rows.rae,
+    "a_star_po": rows.a_star_po,
     "trl_teacher": teachers.trl,
     "verl_teacher": teachers.verl,
     "prime_rl_teacher": teachers.prime_rl,

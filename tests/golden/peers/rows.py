@@ -1,4 +1,4 @@
-"""Single variants of others: AReaL's M2PO, ROLL's TOPR and GiGPO, TTT-Discover's entropic advantages."""
+"""Single variants of others: AReaL's M2PO, ROLL's TOPR and GiGPO, TTT-Discover's entropic advantages, roles, A*-PO."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from grpo.core.advantages import entropic
+from grpo.core.advantages import entropic, role_means, soft_maximum
 from grpo.core.arrays import wide
 from grpo.core.gates import second_moment
 from grpo.core.ratios import log_ratio, token_ratio
 from grpo.core.surrogates import topr
 from grpo.credit import advantages
+from grpo.experience import Experience
 from grpo.recipes import recipe
-from grpo.rollouts import Rollouts
-from tests.golden.peers.case import Case, inputs
+from grpo.rollouts import Rollouts, Status
+from tests.golden.peers.case import Case, differentiate, inputs
 
 
 def areal(vector, backend):
@@ -62,3 +63,42 @@ def gigpo(vector, backend):
         for weight in (o["step_reward_weight"], 0.0)
     )
     return Case({"episode_advantages": whole[:, 0], "turn_advantages": (both - whole)[at]})
+
+
+def rae(vector, backend):
+    """In two steps: the means of the first go on in the second."""
+    x = {name: np.asarray(value) for name, value in vector.inputs.items()}
+    half, means, found = len(x["rewards"]) // 2, {}, []
+    for part in (slice(half), slice(half, None)):
+        reward, failed = x["rewards"][part], x["failed"][part]
+        baseline, means = role_means(reward, x["roles"][part], failed == 0, means, vector.options["decay"])
+        rollouts = Rollouts(
+            group_N=backend.ints(failed * 0),
+            mask_NT=backend.array(reward[:, None] * 0 + 1) != 0,
+            old_logp_NT=backend.array(reward[:, None] * 0),
+            reward_N=backend.array(reward),
+            baseline_NT=backend.array(baseline)[:, None],
+            status_N=backend.ints(np.where(failed, int(Status.FAILED), int(Status.TERMINATED))),
+        )
+        found.extend(advantages(rollouts, recipe("rae"))[:, 0].tolist())
+    return Case({"advantages": np.asarray(found), "means": np.asarray([means[role] for role in sorted(means)])})
+
+
+def a_star_po(vector, backend):
+    """The peers' loss is a square; the row's gradient is theirs / 2β, wherever the sampler was."""
+    o, x = vector.options, inputs(vector, backend)
+    how = recipe("a_star_po", value_beta=o["beta1"], beta=o["beta2"], dro_beta=o["beta2"])
+    prompts, tries = x["value_rewards"].shape
+    tried_M = backend.ints(np.repeat(np.arange(prompts), tries))
+    value_P = soft_maximum(x["value_rewards"].reshape(-1), tried_M, how.value_beta).reshape(prompts, tries)[:, 0]
+    prompt_N = backend.ints(vector.inputs["prompt"])
+    rollouts = Rollouts(
+        group_N=prompt_N,
+        mask_NT=x["mask"] != 0,
+        old_logp_NT=x["old_logp"],
+        reward_N=x["rewards"],
+        baseline_NT=value_P[prompt_N][:, None] * (x["mask"] * 0 + 1),
+    )
+    outputs, _ = differentiate(backend, Experience.build(rollouts, how, x["ref_logp"]), how, x["logp"])
+    twice = {"grad_logp": 2 * o["beta2"] * outputs["grad_logp"]} if "grad_logp" in outputs else {}
+    return Case({"v_star": value_P, **twice})

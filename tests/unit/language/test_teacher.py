@@ -207,6 +207,13 @@ def test_what_cannot_be(tmp_path):
         make(loss_type="sdpo")
     with pytest.raises(ConfigError, match=r"teacher=\./nowhere: there is no such folder"):
         make(loss_type="opd", teacher="./nowhere")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"the teacher's tokenizer=.*bare cannot be loaded"):
+        make(loss_type="opd", teacher=str(tmp_path / "bare"))
+    tiny_tokenizer().save_pretrained(tmp_path / "bare")
+    with pytest.raises(ConfigError, match=r"the teacher's model=.*bare cannot be loaded"):
+        make(loss_type="opd", teacher=str(tmp_path / "bare"))
     (tmp_path / "run" / "model").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"has no model in it \(config.json\)"):
         make(loss_type="opd", teacher=str(tmp_path / "run"))
@@ -290,6 +297,15 @@ def test_beside_a_reward_and_in_a_run(tmp_path):
     assert math.isfinite(reports[-1]["teacher_kl"]) and reports[-1]["reward"] is not None
     speaker = make_speaker(trainer.config.but(model=path, dataset="addition", rewards=("correctness",)))
     assert isinstance(speaker.teacher, NoTeacher)
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_where_no_try_is_better_than_another_the_teacher_teaches(beside, tmp_path, capsys):
+    """Beside a reward that never comes, under a recipe that alone would drop such groups; and without any reward."""
+    how = {"recipe": "dapo", "teacher_coef": 0.5, "mask_truncated": False} if beside else {"recipe": "opd"}
+    trainer = make(tmp_path, model=tiny_model(1), expert=tiny_model(7), rewards=[never] if beside else None, **how)
+    assert trainer.train(steps=1, progress="plain")[-1]["grad_norm"] > 0
+    assert "ended=done" in (out := capsys.readouterr().out) and "nothing was learned" not in out
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -128,7 +128,6 @@ class RemoteVLLM:
             return False
         try:
             self._meet(server)
-            server.ask("/resume", {})  # it may have been lost while it stood
         except (RuntimeError, *LOST) as error:
             self.pool.out[server] = str(error)
             return False
@@ -171,6 +170,7 @@ class RemoteVLLM:
                 f"{server} serves {server.name}, whose tokenizer reads text in another way than this model's; start it "
                 "with the model that is trained (vllm serve MODEL --tokenizer TOKENIZER)"
             )
+        server.ask("/resume", {})  # it, or a learner before this one, may have been lost while it stood
 
     def _prove(self, server: VLLMServer) -> None:
         """A few tokens that the module scores as well: a part of the model that no push reached shows."""
