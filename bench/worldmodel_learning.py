@@ -4,6 +4,7 @@
     python bench/worldmodel_learning.py --env Pendulum-v1 --stop-at -300 --env-steps 10000
     python bench/worldmodel_learning.py --task reacher --actors random,group,critic --seeds 0
     python bench/worldmodel_learning.py --task reacher --name reacher_scaled --set scale_observations=true
+    python bench/worldmodel_learning.py --task cup --name cup_limited --set scale_observations=true --set max_std=1
     python bench/worldmodel_learning.py --task image --actors random,group --seeds 0 --device cuda
     python bench/worldmodel_learning.py --task image --draw
     python bench/worldmodel_learning.py --suite --page docs/worldmodel.md
@@ -45,6 +46,8 @@ from grpo.app.settings import flag_layer, preset_layer, resolve
 RESULTS = Path(__file__).parent / "results"
 SUITE = {"swingup": "cartpole-swingup", "cup": "ball_in_cup-catch", "reacher": "reacher-easy"}
 """The tasks that share a table and a picture."""
+WAYS = {"": "", "_scaled": ", scaled observations", "_limited": ", scaled, max_std=1"}
+"""What a task was run with, as file names have it and as the table says it."""
 LOOKS = 5
 """Looks that are averaged beside the last one: a look is twenty episodes, and a policy changes between them."""
 TASKS: dict[str, dict[str, Any]] = {
@@ -275,17 +278,17 @@ def draw_film(path: Path) -> None:
 def table(folder: Path) -> str:
     """Markdown: what each seed came to, on fresh starts at the end and as a mean of the last looks.
 
-    `worldmodel_TASK_scaled.json` is the same with `scale_observations`, as far as it was run.
+    `worldmodel_TASK_scaled.json` is the same with `scale_observations`, `…_limited.json` with `max_std` as well, as far
+    as they were run.
     """
     looks = [f"{name}, last {LOOKS} looks" for name in ("greedy", "drawn")]
     names = ["task", "actor", "greedy", "drawn", *looks, "decisions"]
     lines = [f"| {' | '.join(names)} |", "|---|---|" + "--:|" * (len(names) - 2)]
     for task in SUITE:
-        plain, more = (read(folder / f"worldmodel_{task}{way}.json")["cells"] for way in ("", "_scaled"))
-        rows = [(actor, plain, actor) for actor in ("group", "critic")]
-        rows += [(actor, more, f"{actor}, scaled observations") for actor in ("group", "critic")]
-        for actor, kinds, said in rows:
-            cells = sorted((c for c in kinds if c["actor"] == actor), key=lambda cell: int(cell["seed"]))
+        kinds = {way: read(folder / f"worldmodel_{task}{way}.json")["cells"] for way in WAYS}
+        rows = [(way, actor, f"{actor}{said}") for way, said in WAYS.items() for actor in ("group", "critic")]
+        for way, actor, said in rows:
+            cells = sorted((c for c in kinds[way] if c["actor"] == actor), key=lambda cell: int(cell["seed"]))
             if not cells:
                 continue
             columns = [[cell["final"][name] for cell in cells] for name in ("return", "drawn")]
@@ -294,7 +297,7 @@ def table(folder: Path) -> str:
             columns.append([cell["curve"][-1]["env_steps"] for cell in cells])
             texts = [", ".join(f"{x:.0f}" for x in column) for column in columns]
             lines.append(f"| {SUITE[task]} | {said} | {' | '.join(texts)} |")
-        chance = [f"{cell['final']['return']:.0f}" for cell in plain if cell["actor"] == "random"]
+        chance = [f"{cell['final']['return']:.0f}" for cell in kinds[""] if cell["actor"] == "random"]
         lines += [f"| {SUITE[task]} | drawn evenly | – | {x} | – | – | – |" for x in chance]
     return "\n".join(lines) + "\n"
 

@@ -285,7 +285,8 @@ class Gaussian(Real):
 
     def __init__(self, space: spaces.Box, log_std: float = -0.5, state_std: bool = False) -> None:
         super().__init__(space, 2 if state_std else 1)
-        self._first = log_std
+        self._first, self.limits = log_std, LOG_STD
+        """… and between what its logarithm may lie, changed before anything is learned."""
         self.log_std_A = None if state_std else nn.Parameter(torch.full(self.shape, float(log_std)))
 
     def _split(self, out: Array) -> tuple[Array, Array]:
@@ -294,7 +295,7 @@ class Gaussian(Real):
             log_std = out[..., self.shape[0] :] + self._first
         else:
             log_std = self.log_std_A if is_torch(out) else self.log_std_A.detach().cpu().numpy()
-        return self.mode(out), clip(log_std, *LOG_STD)
+        return self.mode(out), clip(log_std, *self.limits)
 
     def unit(self, recorded: Array) -> Array:
         """As they are; beyond the bounds where they are to be clipped."""

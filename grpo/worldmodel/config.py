@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -44,7 +45,7 @@ BLOCKS: Blocks = {
     "imagination": (
         "horizon", "reward", "actor", "tail", "return_scale", "critic_learning_rate", "gae_lambda", "slow_rate",
     ),
-    "policy": ("actor_layers", "action_head", "log_std"),
+    "policy": ("actor_layers", "action_head", "log_std", "max_std"),
     "adapters": ("init_from", "adapter_rank", "adapt"),
     "eval": ("eval_episodes", "eval_greedy", "video", "films"),
     "general": ("cuda_graphs", "torch_compile", "precision"),
@@ -153,6 +154,9 @@ class WorldModelConfig(GRPOConfig):
     """How continuous actions are drawn: Gaussian and clipped, or Gaussian and squashed. auto: the first."""
     log_std: FiniteFloat = -0.5
     """Where the logarithm of a Gaussian's standard deviation starts; ±1 are the action's bounds."""
+    max_std: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The most that this deviation may be. 1: noise as wide as the bounds, beyond which an entropy bonus is paid for
+    nothing and the mean means nothing. None: no limit."""
 
     # --- fine-tuning
     init_from: str | None = None
@@ -303,6 +307,11 @@ def _check(config: WorldModelConfig) -> None:
     if exact and (recipe.kl_to != "old" or recipe.kl_direction != "other_current"):
         raise ConfigError(
             "kl_estimator=exact is KL(old‖π) here: set kl_to=old and kl_direction=other_current, or use k3"
+        )
+    if config.max_std is not None and config.log_std > math.log(config.max_std):
+        raise ConfigError(
+            f"log_std={config.log_std} starts wider than max_std={config.max_std} allows; "
+            f"lower it to {math.log(config.max_std):.2f} or less"
         )
     if config.adapter_rank and config.init_from is None:
         raise ConfigError("adapter_rank leaves all other weights as they are; say with init_from whose they are")

@@ -6,6 +6,7 @@ GRPOTrainer(env="CartPole-v1", reward_fn=upright).train(steps=500, folder="runs/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from grpo.envs.action_repeat import ActionRepeatFactory
 from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import EnvPlayer, Evaluation
 from grpo.envs.fleet import Fleet
-from grpo.envs.heads import Gaussian, Head, make_head
+from grpo.envs.heads import LOG_STD, Gaussian, Head, make_head
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
 from grpo.models import device_of, moved
 from grpo.optimizers import Adam
@@ -176,6 +177,8 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Learner
     """Actor and world model, fresh or another run's, with adapters if asked for; and why that run was not found."""
     view = View(fleet.observation_space, config.image_size)
     head = make_head(fleet.action_space, config.action_head, config.log_std, state_std=True)
+    if config.max_std is not None and isinstance(head, Gaussian):
+        head.limits = (LOG_STD[0], math.log(config.max_std))
     _expect_used(config, view, head)
     policy = ActorPolicy(torch.nn.Identity(), head)
     model = WorldModel(view.shapes, policy.actions.width, config.size, config.seed, config.scale_observations)
@@ -208,8 +211,9 @@ def _learner(config: WorldModelConfig, model: WorldModel, device: torch.device) 
 def _expect_used(config: WorldModelConfig, view: View, head: Head) -> None:
     """Settings that this environment leaves nothing to do are refused."""
     given = config.model_fields_set
-    if "log_std" in given and not isinstance(head, Gaussian):
-        raise ConfigError("log_std has no effect: this environment's actions are not drawn from a Gaussian")
+    spread = [name for name in ("log_std", "max_std") if name in given]
+    if spread and not isinstance(head, Gaussian):
+        raise ConfigError(f"{spread[0]} has no effect: this environment's actions are not drawn from a Gaussian")
     if "image_size" in given and not config.pixels and not any(len(shape) == 3 for shape in view.shapes.values()):
         raise ConfigError("image_size has no effect: this environment shows no pictures; pixels=true draws some")
 

@@ -20,7 +20,7 @@ CASES = {
     "bootstrap": {"actor": "bootstrap"},
     "fitted tail": {"tail": "fitted", "gae_lambda": 0.9},
     "reference that follows": {"beta": 0.1, "ref_sync_steps": 2, "ref_mixup_alpha": 0.5},
-    "Gaussian": {"env": "Pendulum-v1", "max_episode_steps": 15},
+    "Gaussian": {"env": "Pendulum-v1", "max_episode_steps": 15, "max_std": 1.0},
     "squashed": {"env": "Pendulum-v1", "max_episode_steps": 15, "action_head": "squashed"},
     "processes": {"env": "tests.faults.envs:Walk", "vector": "processes", "workers": 2},
     "serial": {"env": "tests.faults.envs:Walk", "vector": "serial", "envs": 3},

@@ -79,7 +79,8 @@ def test_the_suite_has_a_row_for_each_actor_with_every_seed_beside_chance(tmp_pa
     suite(tmp_path)
     ends = {"curve": [look(2000, 900, 800)], "final": {"return": 901.0, "drawn": 801.0}}
     cell = {"actor": "group", "seed": 0, "settings": {"scale_observations": "true"}, **ends}
-    learning.keep(tmp_path / "worldmodel_reacher_scaled.json", {"env": "reacher"}, cell)
+    for way in ("scaled", "limited"):
+        learning.keep(tmp_path / f"worldmodel_reacher_{way}.json", {"env": "reacher"}, cell)
     page = tmp_path / "page.md"
     page.write_text(f"before\n{pages.begins('worldmodel_learning.py')}\nold\n{pages.END}\nafter\n", encoding="utf-8")
     (tmp_path / "figures").mkdir()
@@ -87,6 +88,7 @@ def test_the_suite_has_a_row_for_each_actor_with_every_seed_beside_chance(tmp_pa
     text = page.read_text(encoding="utf-8")
     assert "| cartpole-swingup | group | 100, 101 | 105, 105 | 150, 150 | 100, 101 | 14000, 14000 |" in text
     assert "| reacher-easy | group, scaled observations | 901 | 801 | 900 | 800 | 2000 |" in text
+    assert "| reacher-easy | group, scaled, max_std=1 | 901 | 801 | 900 | 800 | 2000 |" in text
     assert "| reacher-easy | drawn evenly | – | 3 | – | – | – |" in text
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert (tmp_path / "figures" / "worldmodel-suite.png").read_bytes().startswith(b"\x89PNG")

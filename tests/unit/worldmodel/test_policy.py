@@ -120,6 +120,37 @@ def test_an_untrained_actor_finds_every_action_about_equally_likely():
     assert not torch.equal(network[0].weight, make_network(12, 16, head, 2, seed=4)[0].weight)
 
 
+def nothing(batch):
+    return torch.zeros_like(batch["reward"])
+
+
+def test_where_nothing_is_at_stake_an_entropy_bonus_widens_the_noise_up_to_its_limit():
+    """Futures that are all worth the same leave the entropy alone to be learned from, and a Gaussian's has no top."""
+    widest = {}
+    for most in (None, 0.8):
+        trainer = make("Pendulum-v1", reward_fn=nothing, entropy_coef=0.1, learning_rate=0.02, max_std=most)
+        for _ in range(10):
+            trainer.step()
+        flat = trainer.source.collect(CollectRequest(10)).rollouts.inputs["flat"]
+        _, log_std = trainer.policy.head.describe(trainer.policy.network(flat)).chunk(2, -1)
+        widest[most] = log_std.max().exp().item()
+        trainer.source.close()
+    assert widest[None] > 2 and widest[0.8] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "message"),
+    [
+        ("CartPole-v1", {"max_std": 1.0}, "max_std has no effect: this environment's actions are not drawn"),
+        ("Pendulum-v1", {"max_std": 0.5}, r"log_std=-0\.5 starts wider than max_std=0\.5 allows; lower it to -0\.69"),
+        ("Pendulum-v1", {"max_std": 0.0}, "max_std"),
+    ],
+)
+def test_limits_of_the_noise_that_mean_nothing_are_refused(env, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(env, **settings)
+
+
 # --- codes and draws ------------------------------------------------------------------------------------------------
 
 SPACES = {
