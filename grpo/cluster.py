@@ -29,12 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from grpo.errors import ConfigError, line, warn
+from grpo.errors import ConfigError, install, line, warn
 from grpo.workers import ORPHAN_GRACE, START_TIMEOUT, CannotStart, Outcome, Pool, Serving, Worker, name_of, processors
 
 OLDEST = (2, 52)
 """The first version of Ray whose clusters can be closed by a token."""
-INSTALL = "pip install 'anygrpo[ray]'"
 STORE = 100_000_000
 """Bytes of shared memory for a cluster of our own: little is ever in it at a time."""
 
@@ -71,15 +70,17 @@ _joined = _Joined()
 def required() -> Any:
     """The library, of a version that will do."""
     if importlib.util.find_spec("ray") is None:
-        raise RayMissing(f"workers=ray needs Ray, which is not installed; {INSTALL}")
+        raise RayMissing(f"workers=ray needs Ray, which is not installed; {install('ray')}")
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
-        raise RayMissing(f"workers=ray: what is called ray here is not the library; {INSTALL}") from None
+        raise RayMissing(f"workers=ray: what is called ray here is not the library; {install('ray')}") from None
     found = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if found < OLDEST:
         wanted = ".".join(map(str, OLDEST))
-        raise RayMissing(f"workers=ray: Ray {version} cannot close a cluster by a token, {wanted} can; {INSTALL}")
+        raise RayMissing(
+            f"workers=ray: Ray {version} cannot close a cluster by a token, {wanted} can; {install('ray')}"
+        )
     if "ray" not in sys.modules:  # which reads the environment when it is loaded
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to others unless the user says so
         if not address():

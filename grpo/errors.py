@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import os
 import sys
 import sysconfig
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 
 class ConfigError(ValueError):
@@ -128,6 +133,23 @@ def not_theirs(filename: str) -> bool:
     """Whether a file of code is ours or a library's, not the user's own."""
     path = os.path.abspath(filename)
     return filename.startswith("<frozen ") or path.startswith(INSTALLED) or any(part in path for part in PACKAGES)
+
+
+@cache
+def origin() -> str:
+    """What pip is to be given for more of this installation: the folder that it was made from, or its name."""
+    try:
+        told = metadata.distribution("anygrpo").read_text("direct_url.json")
+        url = urlsplit(json.loads(told or "{}").get("url", ""))
+    except (metadata.PackageNotFoundError, ValueError, AttributeError):
+        return "anygrpo"
+    folder = Path(unquote(url.path))
+    return str(folder) if url.scheme == "file" and (folder / "pyproject.toml").is_file() else "anygrpo"
+
+
+def install(extra: str) -> str:
+    """The command that brings an extra."""
+    return f"pip install '{origin()}[{extra}]'"
 
 
 def nearest(word: object, known: Sequence[str]) -> str:

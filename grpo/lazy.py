@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from grpo.errors import install
+
 
 def lazily(
     package: str, homes: Mapping[str, str], extra: str = ""
@@ -25,7 +27,7 @@ def lazily(
         except ModuleNotFoundError as error:
             if not extra or (error.name or "").partition(".")[0] == "grpo":
                 raise
-            needed = f"{package} needs {error.name}: pip install 'anygrpo[{extra}]'"
+            needed = f"{package} needs {error.name}: {install(extra)}"
             raise ModuleNotFoundError(needed, name=error.name) from None
 
     def known() -> list[str]:

@@ -16,7 +16,7 @@ from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
 from grpo.distributed import group
-from grpo.errors import RankFailed, RanksDiffer, RanksLost, SamplesFailed
+from grpo.errors import RankFailed, RanksDiffer, RanksLost, SamplesFailed, install
 from grpo.run import start as door
 from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
@@ -102,7 +102,7 @@ class Task:
         for name, remedy in self.needs:
             if name not in spared and not getattr(config, name):
                 if self.library and find_spec(self.library) is None:  # first things first
-                    raise ConfigError(f"this task needs {self.library}: pip install 'anygrpo[{self.extra}]'")
+                    raise ConfigError(f"this task needs {self.library}: {install(self.extra)}")
                 raise ConfigError(f"no {name} was named; {remedy}")
 
     def _named(self, name: str, module: str = "") -> Any:
@@ -112,7 +112,7 @@ class Task:
         except ModuleNotFoundError as error:
             if not self.extra or (error.name or "").startswith("grpo"):
                 raise
-            raise ConfigError(f"this task needs {error.name}: pip install 'anygrpo[{self.extra}]'") from None
+            raise ConfigError(f"this task needs {error.name}: {install(self.extra)}") from None
 
 
 TASKS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import shutil
@@ -12,10 +11,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from grpo import __version__
 from grpo.app.arguments import columns, hanging
+from grpo.errors import install
 
 if TYPE_CHECKING:
     from grpo.app.settings import Resolved
@@ -62,23 +61,12 @@ def findings(folder: Path = Path("runs")) -> list[Finding]:
     found += [_device(), *_folder(folder)]
     for extra, packages in EXTRAS.items():
         missing = [name for name in packages if importlib.util.find_spec(name) is None]
-        remedy = f"pip install '{origin()}[{extra}]'" if missing else ""
+        remedy = install(extra) if missing else ""
         text = f"missing {', '.join(missing)}" if missing else "installed"
         found.append(Finding(f"extra {extra}", text, "note" if missing else "ok", remedy))
     exact = "bit-exact on the CPU, same versions; correct but not bit-exact on other devices"
     found.append(Finding("resume", exact))
     return found
-
-
-def origin() -> str:
-    """What pip is to be given for more of this installation: the folder that it was made from, or its name."""
-    try:
-        told = metadata.distribution("anygrpo").read_text("direct_url.json")
-        url = urlsplit(json.loads(told or "{}").get("url", ""))
-    except (metadata.PackageNotFoundError, ValueError, AttributeError):
-        return "anygrpo"
-    folder = Path(unquote(url.path))
-    return str(folder) if url.scheme == "file" and (folder / "pyproject.toml").is_file() else "anygrpo"
 
 
 def _namesake() -> list[Finding]:

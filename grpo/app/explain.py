@@ -21,9 +21,9 @@ WIDTH = 110
 """Of explanations, where there is room: longer lines are hard to follow."""
 ROOMS = {
     "bandit": "The smallest room (nothing more to install)",
-    "control": "Control (pip install 'anygrpo[control]')",
-    "language": "Language models (pip install 'anygrpo[language]'; --model where none is named)",
-    "worldmodel": "World models (pip install 'anygrpo[worldmodel]'; --env where none is named)",
+    "control": "Control (extra control)",
+    "language": "Language models (extra language; --model where none is named)",
+    "worldmodel": "World models (extra worldmodel; --env where none is named)",
 }
 """By task, and what its presets need."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from grpo.config import ConfigError
+from grpo.errors import install
 
 _TYPES = {
     "tensor(float)": np.float32,
@@ -25,7 +26,7 @@ class OnnxPlayer:
         try:
             import onnxruntime
         except ImportError:
-            raise ConfigError(f"{path} needs onnxruntime: pip install 'anygrpo[export]'") from None
+            raise ConfigError(f"{path} needs onnxruntime: {install('export')}") from None
         if not path.exists():
             raise ConfigError(f"{path}: there is no such file; `grpo export RUN` writes one")
         try:

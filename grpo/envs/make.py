@@ -33,7 +33,7 @@ from gymnasium.wrappers import TimeLimit
 from grpo.envs.fleet import EnvError, Fleet
 from grpo.envs.functions.task import FOREIGN, takes_state
 from grpo.envs.serial import AssumedLimit, Env, SerialFleet, name_of, time_limit
-from grpo.errors import defined_at, line, located, warn
+from grpo.errors import defined_at, install, line, located, warn
 from grpo.run.guard import TrainsWhenLoaded, loading
 from grpo.workers import CannotStart
 
@@ -51,13 +51,13 @@ TRUSTED = ("gymnasium", "minigrid", "ale_py", "gymnasium_robotics")
 
 PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("MiniGrid-", "BabyAI-"): ("minigrid", "minigrid"),
-    ("ALE/",): ("ale_py", "'anygrpo[atari]'"),
-    ("dm_control/",): ("shimmy", "'anygrpo[dm-control]'"),
+    ("ALE/",): ("ale_py", "[atari]"),
+    ("dm_control/",): ("shimmy", "[dm-control]"),
     ("AdroitHand", "AntMaze", "PointMaze"): ("gymnasium_robotics", "gymnasium-robotics"),
     # From MuJoCo 3.12 on an assertion of theirs fails, and says nothing: its joint types are no longer numbers.
     ("Fetch", "FrankaKitchen", "Hand"): ("gymnasium_robotics", "gymnasium-robotics 'mujoco<3.12'"),
 }
-"""How ids begin → the module that registers them, and what to install for it."""
+"""How ids begin → the module that registers them, and what to install for it; in brackets an extra of ours."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class EnvFactory:
         except EnvError:
             raise
         except gym.error.DependencyNotInstalled as error:
-            raise EnvError(f"{self.name}: {line(error)}; pip install 'anygrpo[control]'") from error
+            raise EnvError(f"{self.name}: {line(error)}; {install('control')}") from error
         except Exception as error:  # anything an environment may raise
             given = f" with {options}" if options else ""
             package = next((name for start, (_, name) in PACKAGES.items() if self.name.startswith(start)), None)
-            remedy = f"; if that is no fault of its own: pip install {package}" if package else ""
+            remedy = f"; if that is no fault of its own: {_brought(package)}" if package else ""
             where = ""
             if isinstance(error, TypeError) and (missing := _required(source) - {*options}):
                 wanted = ", ".join(f"{name!r}: …" for name in sorted(missing))
@@ -363,12 +363,16 @@ def _registered(id: str) -> EnvSpec:
     raise EnvError(f"no environment {id!r} is registered{_nearest(id, list(gym.registry))}; {own}")
 
 
+def _brought(package: str) -> str:
+    return install(package.strip("[]")) if package.startswith("[") else f"pip install {package}"
+
+
 def _import_for(id: str) -> None:
     for beginnings, (module, package) in PACKAGES.items():
         if id.startswith(beginnings):
             for needed in (module, *(("dm_control",) if module == "shimmy" else ())):
                 if importlib.util.find_spec(needed) is None:
-                    raise EnvError(f"{id} needs {needed.replace('_', '-')}; pip install {package}")
+                    raise EnvError(f"{id} needs {needed.replace('_', '-')}; {_brought(package)}")
             if module == "shimmy":
                 from grpo.envs.dm_control import fit_to_mujoco
 
@@ -393,9 +397,9 @@ def _load_module(name: str, env: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        package = next((install for module, install in PACKAGES.values() if module == error.name), None)
+        package = next((found for module, found in PACKAGES.values() if module == error.name), None)
         if package is not None:
-            raise EnvError(f"{env} needs {str(error.name).replace('_', '-')}; pip install {package}") from error
+            raise EnvError(f"{env} needs {str(error.name).replace('_', '-')}; {_brought(package)}") from error
         raise EnvError(f"{env}: {name} cannot be imported ({line(error)}); install it, or run where it lies") from error
     except Exception as error:  # anything a module may do
         raise EnvError(f"{env}: importing {name} fails: {located(error)}") from error

@@ -25,6 +25,7 @@ import numpy as np
 
 from grpo.envs.batched import BatchedFleet, Members
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Tree
+from grpo.errors import install
 from grpo.workers import processors
 
 
@@ -59,7 +60,7 @@ class MuJoCoFleet(BatchedFleet):
             rollout: Any = importlib.import_module("mujoco.rollout")
             self._env: Any = gym.make(id, disable_env_checker=True, **(kwargs or {})).unwrapped
         except (ImportError, gym.error.DependencyNotInstalled) as error:
-            raise EnvError(f"{id}: MuJoCo is not installed ({error}); pip install 'anygrpo[control]'") from error
+            raise EnvError(f"{id}: MuJoCo is not installed ({error}); {install('control')}") from error
         except TypeError as error:
             raise EnvError(f"{id} cannot be made with {dict(kwargs or {})}: {error}") from error
         env: Any = self._env

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from grpo.envs.fleet import Tree
 from grpo.envs.spaces import leaf
+from grpo.errors import install
 from grpo.run.files import write_atomic
 
 ROWS = 32
@@ -63,7 +64,7 @@ def export_onnx(
     try:
         onnxruntime = [importlib.import_module(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
     except ImportError as error:
-        raise ImportError(f"exporting a policy needs {error.name}: pip install 'anygrpo[export]'") from error
+        raise ImportError(f"exporting a policy needs {error.name}: {install('export')}") from error
     paths = paths_of(example)
     memory = [] if hidden is None else [("hidden", hidden)]
     named = [("/".join(keys) or "observation", leaf(example, keys)) for keys in paths] + memory

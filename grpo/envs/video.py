@@ -26,7 +26,7 @@ import numpy as np
 
 from grpo.envs.fleet import EnvError
 from grpo.envs.serial import name_of
-from grpo.errors import line
+from grpo.errors import install, line
 from grpo.run.limits import at_most
 from grpo.run.signals import from_a_person
 
@@ -190,7 +190,7 @@ def _ffmpeg() -> str:
     try:
         return str(importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe())
     except (ImportError, RuntimeError) as error:
-        raise EnvError(f"videos need imageio-ffmpeg ({line(error)}); pip install 'anygrpo[control]'") from error
+        raise EnvError(f"videos need imageio-ffmpeg ({line(error)}); {install('control')}") from error
 
 
 def _checked(frame: np.ndarray, shape: tuple[int, ...], path: Path) -> np.ndarray:

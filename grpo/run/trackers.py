@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from grpo.errors import nearest
+from grpo.errors import install, nearest
 from grpo.run import open_trackers
 from grpo.run.folder import Row, RunFolder
 from grpo.run.limits import at_most
@@ -326,4 +326,4 @@ def _load(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise TrackerError(f"the {extra} tracker needs {module}: pip install 'anygrpo[{extra}]'") from error
+        raise TrackerError(f"the {extra} tracker needs {module}: {install(extra)}") from error

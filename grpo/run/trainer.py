@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from grpo.capabilities import Evaluates, Exports
 from grpo.config import ConfigError
+from grpo.errors import install
 from grpo.report import StepReport
 from grpo.run.config import ENDLESS, RunConfig
 from grpo.run.door import door
@@ -151,7 +152,7 @@ class GRPOTrainer(Trainer):
 
     def looked_at_with(self) -> tuple[Sequence[str], str]:
         """Commands that make something of this run's folder, with what they lack; what to do in place of others."""
-        lacks = {"export": "(pip install 'anygrpo[export]')"} if find_spec("onnx") is None else {}
+        lacks = {"export": f"({install('export')})"} if find_spec("onnx") is None else {}
         lacks = lacks if isinstance(self, Exports) else {}
         return [f"{name} {lacks.get(name, '')}".rstrip() for name in self.commands], ""
 

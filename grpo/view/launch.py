@@ -77,7 +77,7 @@ def view(
 
         from grpo.view.server import is_loopback, make_app
     except ImportError as error:
-        raise Bad(f"grpo view needs {error.name}; pip install 'anygrpo[view]'") from error
+        raise Bad(f"grpo view needs {error.name}, which the extra view brings; grpo doctor says how") from error
     if asks is False and not is_loopback(host):
         raise Bad(f"--host {host} lets other machines in, and without a token everybody; leave --no-token out")
     wanted_by = others.present() if asks is None else []

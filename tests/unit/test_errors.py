@@ -1,13 +1,15 @@
 """What went wrong, in words."""
 
+import json
 import multiprocessing.spawn
 import runpy
 import threading
 import warnings
+from importlib import metadata
 
 import pytest
 
-from grpo.errors import NOBODY, line, located, nearest, warn
+from grpo.errors import NOBODY, line, located, nearest, origin, warn
 from grpo.run import output
 
 
@@ -103,3 +105,23 @@ def test_a_warning_is_heard_where_the_program_has_no_file() -> None:
     own = {"__name__": "__main__", "__loader__": BuiltinImporter, "warn": warn}
     with pytest.warns(UserWarning, match="heard"):
         exec(compile("warn('heard')", "<string>", "exec"), own)
+
+
+def test_advice_names_the_checkout_that_was_installed(monkeypatch, tmp_path):
+    class Installed:
+        def __init__(self, told):
+            self.told = told
+
+        def read_text(self, name):
+            return self.told if name == "direct_url.json" else None
+
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "pyproject.toml").touch()
+    here = (tmp_path / "a b").as_uri()
+    for told, meant in (
+        (json.dumps({"url": here, "dir_info": {}}), str(tmp_path / "a b")),
+        (json.dumps({"url": f"{here}/gone", "dir_info": {}}), "anygrpo"),
+        (None, "anygrpo"),  # from an index
+    ):
+        monkeypatch.setattr(metadata, "distribution", lambda name, told=told: Installed(told))
+        assert origin.__wrapped__() == meant

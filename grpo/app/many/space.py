@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpo.config import ConfigError
+from grpo.errors import install
 
 WIDE = 10.0
 """Ends of a range this many times apart are gone through by powers."""
@@ -94,7 +95,7 @@ class Study:
             import optuna
         except ModuleNotFoundError:
             raise ConfigError(
-                "--trials lets Optuna choose what to try: pip install 'anygrpo[sweep]'; lists alone, without --trials, "
+                f"--trials lets Optuna choose what to try: {install('sweep')}; lists alone, without --trials, "
                 "are gone through one by one and need nothing"
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)

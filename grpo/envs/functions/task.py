@@ -18,6 +18,8 @@ from typing import Any
 
 import gymnasium as gym
 
+from grpo.errors import install, origin
+
 FOREIGN = ("gymnax", "brax", "pgx")
 """Libraries whose environments are functions: `gymnax:CartPole-v1`."""
 
@@ -29,10 +31,10 @@ OLDEST = (0, 8)
 def no_jax() -> str | None:
     """Why JAX cannot be used; None: it can."""
     if util.find_spec("jax") is None:
-        return "JAX is not installed (pip install 'anygrpo[jax]')"
+        return f"JAX is not installed ({install('jax')})"
     version = metadata.version("jax")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        return f"JAX {version} is too old (pip install --upgrade 'anygrpo[jax]')"
+        return f"JAX {version} is too old (pip install --upgrade '{origin()}[jax]')"
     return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, install
 from grpo.run.files import FolderError, parse_json
 from grpo.run.inside import open_regular
 
@@ -273,5 +273,5 @@ def _datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise ConfigError("this data set needs the package datasets: pip install 'anygrpo[language]'") from None
+        raise ConfigError(f"this data set needs the package datasets: {install('language')}") from None
     return datasets

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from grpo.config import ConfigError
+from grpo.errors import install
 from grpo.language.config import LanguageConfig
 from grpo.language.model.damage import told
 
@@ -18,7 +19,7 @@ def _peft() -> Any:
     try:
         import peft
     except ModuleNotFoundError:
-        raise ConfigError("an adapter needs peft: pip install 'anygrpo[language]'") from None
+        raise ConfigError(f"an adapter needs peft: {install('language')}") from None
     return peft
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, install
 from grpo.run.files import FolderError
 from grpo.run.inside import open_regular
 
@@ -195,4 +195,4 @@ def pillow(module: str = "Image") -> Any:
     try:
         return importlib.import_module(f"PIL.{module}")
     except ModuleNotFoundError:
-        raise ConfigError("prompts with images need Pillow: pip install 'anygrpo[vision]'") from None
+        raise ConfigError(f"prompts with images need Pillow: {install('vision')}") from None

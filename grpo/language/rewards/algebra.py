@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from grpo.errors import install
+
 LONGEST = 500
 """Characters of an answer."""
 DEEPEST = 10
@@ -49,7 +51,7 @@ def equal(answer: str, reference: str) -> bool:
         from math_verify import verify
     except ImportError:
         raise ImportError(
-            f"comparing {answer[:40]!r} with {reference[:40]!r} needs math-verify: pip install 'anygrpo[language]'"
+            f"comparing {answer[:40]!r} with {reference[:40]!r} needs math-verify: {install('language')}"
         ) from None
     _learn_grammar()
     try:

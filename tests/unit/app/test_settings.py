@@ -459,26 +459,6 @@ def test_a_flag_without_its_value_is_told_apart_from_a_switch(monkeypatch, tmp_p
     assert switched.config.scale_observations is True
 
 
-def test_doctor_names_the_checkout_that_was_installed(monkeypatch, tmp_path):
-    class Installed:
-        def __init__(self, told):
-            self.told = told
-
-        def read_text(self, name):
-            return self.told if name == "direct_url.json" else None
-
-    (tmp_path / "a b").mkdir()
-    (tmp_path / "a b" / "pyproject.toml").touch()
-    here = (tmp_path / "a b").as_uri()
-    for told, meant in (
-        (json.dumps({"url": here, "dir_info": {}}), str(tmp_path / "a b")),
-        (json.dumps({"url": f"{here}/gone", "dir_info": {}}), "anygrpo"),
-        (None, "anygrpo"),  # from an index
-    ):
-        monkeypatch.setattr(metadata, "distribution", lambda name, told=told: Installed(told))
-        assert doctor.origin() == meant
-
-
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("command", ["train", "eval", "view", "export", "plan", "new", "doctor"])
 def test_help_fits_narrow_terminals_but_for_commands_to_copy(command, width, monkeypatch, capsys):
