@@ -286,7 +286,7 @@ class Gaussian(Real):
     def __init__(self, space: spaces.Box, log_std: float = -0.5, state_std: bool = False) -> None:
         super().__init__(space, 2 if state_std else 1)
         self._first, self.limits = log_std, LOG_STD
-        """… and between what its logarithm may lie, changed before anything is learned."""
+        """Where the log std begins, and what it lies between: to be changed, if at all, before anything is learned."""
         self.log_std_A = None if state_std else nn.Parameter(torch.full(self.shape, float(log_std)))
 
     def _split(self, out: Array) -> tuple[Array, Array]:
