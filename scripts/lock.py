@@ -20,10 +20,10 @@ UNLISTED = re.compile(r"torch-[\d.]+\+(cpu|cu\d+|rocm[\d.]+|xpu)-")
 PLATFORM = re.compile(r"any$|manylinux.*_(x86_64|aarch64)|macosx.*_(arm64|universal2)")
 
 
-def pip(*args: str, **variables: str) -> bool:
-    """Run this interpreter's pip and say whether it succeeded; where it did not, it has printed why."""
+def pip(*args: str, silent: bool = False, **variables: str) -> bool:
+    """Run this interpreter's pip and say whether it succeeded; where it did not, it has printed why, unless silent."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *args]
-    return subprocess.run(command, env=os.environ | variables).returncode == 0
+    return subprocess.run(command, env=os.environ | variables, capture_output=silent).returncode == 0
 
 
 def install(args: list[str], lock: Path = LOCK) -> None:
@@ -31,7 +31,7 @@ def install(args: list[str], lock: Path = LOCK) -> None:
     wanted = ["-c", str(PINS), "--only-binary=:all:", "--no-build-isolation", *args]
     with tempfile.TemporaryDirectory(dir=sys.prefix) as folder:
         report = Path(folder, "report.json")
-        if pip("install", "-qqq", "--dry-run", "--no-index", "--report", str(report), *wanted):
+        if pip("install", "-qqq", "--dry-run", "--no-index", "--report", str(report), *wanted, silent=True):
             found = json.loads(report.read_text())["install"]
             if not any("archive_info" in package["download_info"] for package in found):
                 return  # all of it is here already

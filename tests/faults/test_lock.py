@@ -78,3 +78,10 @@ def test_only_torch_s_builds_for_one_device_are_taken_unlisted(tmp_path, capsys,
     for file in files[2:]:
         with pytest.raises(SystemExit, match="does not list sha256"):
             SCRIPT["check"]([file], lock)
+
+
+def test_what_cannot_be_had_is_said_once(wheel, tmp_path, capfd):
+    """By the download: the look at what is here already finds nothing in every new environment, which is no error."""
+    with pytest.raises(SystemExit, match="could not download"):
+        SCRIPT["install"](["tiny-unheard-of"], tmp_path / "constraints.lock")
+    assert capfd.readouterr().err.count("No matching distribution found") == 1
