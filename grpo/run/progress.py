@@ -209,7 +209,7 @@ class Live:
 
 AFTER = {
     "view": "look at curves and groups in the browser",
-    "eval": "try it on fresh starts or held-out prompts",
+    "eval": "try it on what it has not seen",
     "chat": "talk to it",
     "export": "write it for other programs",
 }
