@@ -62,7 +62,7 @@ def update(trainer: Any, experience: Any, apart: bool) -> tuple[float, dict[str,
 
     plain = hall.passes
     if not apart:
-        hall.passes = lambda batch, recipe, split, apart: plain(batch, recipe, split, apart=False)
+        hall.passes = lambda batch, recipe, split, apart: plain(batch, recipe, split, False)
     cuda = trainer._home.type == "cuda"
     clock = time.perf_counter if cuda else time.process_time
     try:

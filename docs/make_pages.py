@@ -52,8 +52,8 @@ process, one thread, one seed: CPU seconds and environment steps until the mean 
 trained on has reached the threshold at two looks in a row. Imports and evaluations are not counted. Medians, with the
 smallest and the largest of the seeds; ratios are of medians. `sb3` is Stable-Baselines3's PPO with rl-zoo's settings
 (its defaults for FrozenLake and Taxi, which rl-zoo does not have), `cleanrl` CleanRL's `ppo.py` as it is, `tutorial`
-the tutorial's loop. On CartPole, `ours-64` is our preset with hidden layers as wide as SB3's. Tasks with ten seeds are of one
-run; those with three are of an earlier one, on another machine: compare within a table.
+the tutorial's loop. On CartPole, `ours-64` is our preset with hidden layers as wide as SB3's. Tasks with ten
+seeds are of one run; those with three are of an earlier one, on another machine: compare within a table.
 
 Our presets were tuned for this and the peers' settings were not, which favours ours. Apart from a few early trials on
 seeds 0 to 2, no seed or start below was used to choose a setting. On CartPole, where some 90 settings were tried, that

@@ -69,7 +69,7 @@ class Pass(NamedTuple):
 
 
 def passes(
-    batch: Experience, recipe: Recipe, split: Callable[[Rollouts], Sequence[Sequence[int]]], apart: bool = True
+    batch: Experience, recipe: Recipe, split: Callable[[Rollouts], Sequence[Sequence[int]]], apart: bool
 ) -> list[Pass]:
     """A minibatch in passes; where it takes several, groups that cannot move the policy go apart and only forward.
 

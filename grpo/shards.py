@@ -24,6 +24,9 @@ class Again(RuntimeError):
 class Shards(Protocol):
     """How one update is put together from what the ranks computed."""
 
+    passes_alone: bool
+    """No other rank takes part in a pass of this one, so that some may go without a gradient."""
+
     def backward(self, loss: Tensor) -> None:
         """Of one pass."""
         ...
@@ -79,6 +82,8 @@ class Shards(Protocol):
 
 class Unsharded:
     """Everything on every rank."""
+
+    passes_alone = True
 
     def backward(self, loss: Tensor) -> None:
         """As autograd does it."""

@@ -47,7 +47,7 @@ from grpo.resample import members_of, resample, with_signal, within_bounds
 from grpo.roles import RoleMeans
 from grpo.rollouts import Rollouts, Scores
 from grpo.seeding import update_generator
-from grpo.shards import Again, Unsharded
+from grpo.shards import Again
 from grpo.teaching import make_teacher, with_lesson
 
 __all__ = ["Diverged", "Hook", "StepReport", "Trainer"]
@@ -293,9 +293,8 @@ class Trainer:
 
     def _gradients(self, batch: Experience) -> tuple[dict[str, float], Tensor]:
         """Loss, metrics, log-probs of the minibatch; gradients accumulated. Out of memory: again in smaller parts."""
-        alone = isinstance(self.shards, Unsharded)  # else ranks wait for each other's passes backward
         while True:
-            parts = passes(batch, self.recipe, self._split, apart=alone)
+            parts = passes(batch, self.recipe, self._split, self.shards.passes_alone)
             try:
                 values, logp_NT = self._accumulated(batch, parts)
                 self.shards.finish()

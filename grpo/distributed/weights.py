@@ -142,6 +142,8 @@ def divided(model: Any, ranks: Group, device: torch.device) -> Company:
 class WeightShards(Unsharded):
     """Parameters, gradients and states are parts; only checkpoints are whole."""
 
+    passes_alone = False
+
     def __init__(self, ranks: Ranks) -> None:
         if not isinstance(ranks, Company):
             raise ConfigError("shard=weights divides language models that are trained whole; use shard=gradients here")
