@@ -11,7 +11,7 @@ from typing import Any
 from grpo import __version__
 from grpo.app import arguments as flags
 from grpo.app import new
-from grpo.app.loading import leave_alone, loading
+from grpo.app.loading import loading
 from grpo.app.many import command as many
 from grpo.errors import nearest
 from grpo.run import output
@@ -45,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with output.standing() as (out, _):
         code, training = _run(list(sys.argv[1:] if argv is None else argv))
         out.flush()
-        if argv is None:
-            leave_alone()  # the interpreter's last search would find what goes with the process anyway
         if training or out.lost is None or isinstance(out.lost, BrokenPipeError):  # `| head` has had enough
             return code
         print(f"grpo: {out.name} could not be written: {out.lost}", file=sys.stderr)

@@ -136,20 +136,22 @@ def not_theirs(filename: str) -> bool:
 
 
 @cache
-def origin() -> str:
-    """What pip is to be given for more of this installation: the folder that it was made from, or its name."""
+def origin() -> tuple[str, str]:
+    """Flags and name that pip is to be given for more of this installation: its folder, or the distribution."""
     try:
-        told = metadata.distribution("anygrpo").read_text("direct_url.json")
-        url = urlsplit(json.loads(told or "{}").get("url", ""))
+        told = json.loads(metadata.distribution("anygrpo").read_text("direct_url.json") or "{}")
+        url, editable = urlsplit(told.get("url", "")), told.get("dir_info", {}).get("editable")
     except (metadata.PackageNotFoundError, ValueError, AttributeError):
-        return "anygrpo"
+        return "", "anygrpo"
     folder = Path(unquote(url.path))
-    return str(folder) if url.scheme == "file" and (folder / "pyproject.toml").is_file() else "anygrpo"
+    here = url.scheme == "file" and (folder / "pyproject.toml").is_file()
+    return ("-e " if editable else "", str(folder)) if here else ("", "anygrpo")
 
 
-def install(extra: str) -> str:
-    """The command that brings an extra."""
-    return f"pip install '{origin()}[{extra}]'"
+def install(extra: str, flags: str = "") -> str:
+    """The command that brings an extra; an editable installation stays one."""
+    own, place = origin()
+    return f"pip install {flags}{own}'{place}[{extra}]'"
 
 
 def nearest(word: object, known: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ class Pass(NamedTuple):
 
     rows: Sequence[int]
     learns: bool
-    """False: their gradient is zero, and is not computed."""
+    """False: their gradient is zero, and need not be computed."""
 
 
 def passes(
@@ -87,11 +87,17 @@ def passes(
     if not moving:
         return [Pass(rows, number == 0) for number, rows in enumerate(parts)]
     still = [row for rows in groups if not any(pulls_N[row] for row in rows) for row in rows]
-    return [
-        Pass([chosen[row] for row in rows], learns)
-        for chosen, learns in ((moving, True), (still, False))
-        for rows in split(batch.rollouts.select(chosen))
-    ]
+    forward = [Pass([still[row] for row in rows], False) for rows in split(batch.rollouts.select(still))]
+    # Those that learn are cut last: a policy may remember what it chose for them.
+    return [Pass([moving[row] for row in rows], True) for rows in split(batch.rollouts.select(moving))] + forward
+
+
+def in_order(parts: Sequence[Pass], found: Sequence[Tensor]) -> Tensor:
+    """What passes found of their rows, as the minibatch has them."""
+    if len(parts) == 1:
+        return found[0]
+    order = torch.as_tensor([row for part in parts for row in part.rows]).argsort()
+    return torch.cat([*found])[order.to(found[0].device)]
 
 
 def _pulls(batch: Experience, recipe: Recipe) -> Tensor:

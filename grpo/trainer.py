@@ -23,7 +23,7 @@ from grpo.core.arrays import masked
 from grpo.errors import warn
 from grpo.experience import Experience, with_gates
 from grpo.keeping import copies, copy_into, expect_same_kind, flattened, of_policy, unflattened
-from grpo.learners import Pass, marked, passes, scored
+from grpo.learners import Pass, in_order, marked, passes, scored
 from grpo.models import ModelPolicy, ModelSource, moved, reference_of
 from grpo.objective import objective
 from grpo.optimizers import AdamW
@@ -310,17 +310,19 @@ class Trainer:
             self._halvings += not made_room
             warn(f"out of memory: {ROOM if made_room else HALVED}")
 
-    def _split(self, rollouts: Rollouts) -> Sequence[Sequence[int]]:
-        return self.policy.split(rollouts, self.config.microbatch, self._halvings)
+    def _split(self, rows: Rollouts) -> Sequence[Sequence[int]]:
+        return self.policy.split(rows, self.config.microbatch, self._halvings)
 
     def _accumulated(self, batch: Experience, parts: Sequence[Pass]) -> tuple[dict[str, float], Tensor]:
         self._zero_grad()
         total: dict[str, Any] = {}
         logp: list[Tensor] = []
         asked = bool(self.recipe.entropy_coef) or self.config.report_entropy
+        trained = [p for p in self.policy.parameters().values() if p.requires_grad]
         for rows, learns in parts:
             part = batch.select(rows)
-            with torch.set_grad_enabled(learns):
+            # A gradient of zero is one, too: where these rows alone reach a parameter, its moments fade.
+            with torch.set_grad_enabled(learns or any(p.grad is None for p in trained)):
                 scores = self.policy.score(part.rollouts, entropy=asked)
                 terms = objective(scores, part, self.recipe)
             if terms.loss.requires_grad:
@@ -332,10 +334,7 @@ class Trainer:
                     total[name] = total[name] + value.detach() if name in total else value.detach()
             logp.append(scores.logp_NT.detach())
         values = {name: float(value) for name, value in total.items()}
-        if len(parts) == 1:
-            return values, logp[0]
-        order = torch.as_tensor([row for part in parts for row in part.rows]).argsort()  # parts may come in any order
-        return values, torch.cat(logp)[order.to(logp[0].device)]
+        return values, in_order(parts, logp)
 
     def _zero_grad(self) -> None:
         for parameter in self.policy.parameters().values():

@@ -41,7 +41,7 @@ def pytest_configure(config):
 @pytest.fixture(autouse=True)
 def as_from_the_index(monkeypatch):
     """Advice on what to install names the distribution, wherever this one was installed from."""
-    monkeypatch.setattr("grpo.errors.origin", lambda: "anygrpo")
+    monkeypatch.setattr("grpo.errors.origin", lambda: ("", "anygrpo"))
 
 
 def pytest_collection_finish(session):

@@ -1,4 +1,4 @@
-"""Libraries are there for good: a command looks for no garbage among them, neither while it loads nor when it ends."""
+"""Libraries are there for good: a command looks for no garbage among them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,4 @@ def loading() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-    leave_alone()
-
-
-def leave_alone() -> None:
-    """Everything that is alive now."""
     gc.freeze()

@@ -221,6 +221,8 @@ def _listened(address: str, port: int, seconds: float) -> Exception | None:
         left = end - time.monotonic()
         try:
             socket.create_connection((address, port), timeout=max(min(left, ANSWERS), GLANCE)).close()
+        except UnicodeError as error:  # no name of a machine
+            return error
         except OSError as error:
             if left <= 0:
                 return error

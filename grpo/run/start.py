@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,14 +243,12 @@ def train(
 
 
 def _batches(states: Batches) -> int:
-    """How many there are, where that can be known without going through them."""
-    try:
-        count = len(states) if isinstance(states, Sized) else ENDLESS
-    except TypeError:  # a data loader over a stream
+    """How many there are, where that is certain: the length of anything but a list may be that of one epoch."""
+    if not isinstance(states, list | tuple):
         return ENDLESS
-    if count < 1:
+    if not states:
         raise ValueError("train() got no states: give it a list of batches, one for each step")
-    return count
+    return len(states)
 
 
 def _reports_of(place: RunFolder | Elsewhere | None) -> list[StepReport]:

@@ -15,6 +15,8 @@ LEAST = 4
 """Values before which nothing is said of a curve."""
 FEW = 10
 """Values up to which going the same way each time is enough, and which cannot rule out what a longer curve shows."""
+FULL = 0.9
+"""Of a share, where little is left to gain."""
 EPISODES = 30
 """Played before which their mean return says nothing: that of a few is carried on from step to step."""
 SURE = 3.0
@@ -74,8 +76,10 @@ def verdict(metrics: Series, names: Sequence[str], running: bool, reached: bool 
 
 
 def _tells(metrics: Series, name: str) -> bool:
+    """A few looks that are all near 1, and went nowhere from there, leave it to a longer curve."""
     values = (-1.0 if name.startswith("-") else 1.0) * metrics.values(name.removeprefix("-"))
-    return len(values) > FEW or _way(values)[0] != "flat"
+    full = bool(values.min() >= FULL and values.max() <= 1.0)
+    return len(values) > FEW or not full or _way(values)[0] != "flat"
 
 
 def _way(values: np.ndarray) -> tuple[str, float, float, float, int]:

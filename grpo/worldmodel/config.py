@@ -311,7 +311,7 @@ def _check(config: WorldModelConfig) -> None:
     if config.max_std is not None and config.log_std > math.log(config.max_std):
         raise ConfigError(
             f"log_std={config.log_std} starts wider than max_std={config.max_std} allows; "
-            f"lower it to {math.log(config.max_std):.2f} or less"
+            f"lower it to {math.log(config.max_std):.2f} or less, or raise max_std"
         )
     if config.adapter_rank and config.init_from is None:
         raise ConfigError("adapter_rank leaves all other weights as they are; say with init_from whose they are")

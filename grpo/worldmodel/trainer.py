@@ -22,6 +22,7 @@ from grpo.envs.evaluate import EnvPlayer, Evaluation
 from grpo.envs.fleet import Fleet
 from grpo.envs.heads import LOG_STD, Gaussian, Head, make_head
 from grpo.envs.make import TRUSTED, EnvFactory, Kind, make_fleet
+from grpo.errors import warn
 from grpo.models import device_of, moved
 from grpo.optimizers import Adam
 from grpo.protocols import Reference, part
@@ -211,9 +212,12 @@ def _learner(config: WorldModelConfig, model: WorldModel, device: torch.device) 
 def _expect_used(config: WorldModelConfig, view: View, head: Head) -> None:
     """Settings that this environment leaves nothing to do are refused."""
     given = config.model_fields_set
-    spread = [name for name in ("log_std", "max_std") if name in given]
-    if spread and not isinstance(head, Gaussian):
-        raise ConfigError(f"{spread[0]} has no effect: this environment's actions are not drawn from a Gaussian")
+    if not isinstance(head, Gaussian):
+        idle = "has no effect: this environment's actions are not drawn from a Gaussian"
+        if "log_std" in given:
+            raise ConfigError(f"log_std {idle}")
+        if config.max_std is not None:  # a preset's, perhaps, beside another environment
+            warn(f"max_std {idle}")
     if "image_size" in given and not config.pixels and not any(len(shape) == 3 for shape in view.shapes.values()):
         raise ConfigError("image_size has no effect: this environment shows no pictures; pixels=true draws some")
 

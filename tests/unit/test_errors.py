@@ -119,9 +119,10 @@ def test_advice_names_the_checkout_that_was_installed(monkeypatch, tmp_path):
     (tmp_path / "a b" / "pyproject.toml").touch()
     here = (tmp_path / "a b").as_uri()
     for told, meant in (
-        (json.dumps({"url": here, "dir_info": {}}), str(tmp_path / "a b")),
-        (json.dumps({"url": f"{here}/gone", "dir_info": {}}), "anygrpo"),
-        (None, "anygrpo"),  # from an index
+        (json.dumps({"url": here, "dir_info": {}}), ("", str(tmp_path / "a b"))),
+        (json.dumps({"url": here, "dir_info": {"editable": True}}), ("-e ", str(tmp_path / "a b"))),
+        (json.dumps({"url": f"{here}/gone", "dir_info": {}}), ("", "anygrpo")),
+        (None, ("", "anygrpo")),  # from an index
     ):
         monkeypatch.setattr(metadata, "distribution", lambda name, told=told: Installed(told))
         assert origin.__wrapped__() == meant

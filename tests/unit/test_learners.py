@@ -234,6 +234,52 @@ def test_groups_that_a_recipe_drops_pass_forward_only_whatever_pulls():
     assert not any(gradients for states, gradients in policy.passes if states & {1, 3})
 
 
+class Heads(Watched):
+    """Each state has parameters of its own, which only its own rows reach."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = torch.nn.ParameterList([torch.zeros(5, dtype=torch.float64) for _ in range(4)])
+
+    def generate_actions(self, states, num_actions_per_state, **kwargs):
+        return [
+            torch.multinomial(self.heads[s].softmax(-1), num_actions_per_state, replacement=True).tolist()
+            for s in states
+        ]
+
+    def get_log_probabilities(self, states, actions):
+        pairs = zip(states, actions, strict=True)
+        return super().get_log_probabilities(states, actions) * 0 + torch.stack(
+            [self.heads[s].log_softmax(-1)[a] for s, a in pairs]
+        )
+
+    def get_parameters(self):
+        return {f"heads.{number}": head for number, head in enumerate(self.heads)}
+
+
+def test_parameters_that_only_still_rows_reach_have_a_gradient_of_zero_and_move_as_ever():
+    """Their first step has tries to tell apart, so that there are moments, which must fade."""
+    found = []
+    for alone in (True, False):
+        seen: list[int] = []
+
+        def reward(states, actions, seen=seen):
+            seen.append(1)
+            told = {0, 1, 2, 3} if len(seen) == 1 else {0, 2}
+            return torch.tensor([float(a) if s in told else 1.0 for s, a in zip(states, actions, strict=True)])
+
+        policy = Heads()
+        optimizer = torch.optim.AdamW(policy.heads.parameters(), lr=0.1)
+        made = trainer(0, Given(reward), policy, optimizer, rows_per_microbatch=8, loss_type="grpo")
+        if not alone:
+            made.shards = Elsewhere()
+        for _ in range(4):
+            made.step([0, 1, 2, 3])
+        found.append(torch.stack([*policy.heads]).detach())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
+    assert found[0][3].abs().max() > 0.1  # it went on after its last signal
+
+
 def test_what_fits_one_pass_stays_one():
     policy, _ = learned(True, loss_type="grpo")
     assert all(states == {0, 1, 2, 3} and gradients for states, gradients in policy.passes)

@@ -18,7 +18,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from grpo.errors import install, origin
+from grpo.errors import install
 
 FOREIGN = ("gymnax", "brax", "pgx")
 """Libraries whose environments are functions: `gymnax:CartPole-v1`."""
@@ -34,7 +34,7 @@ def no_jax() -> str | None:
         return f"JAX is not installed ({install('jax')})"
     version = metadata.version("jax")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-        return f"JAX {version} is too old (pip install --upgrade '{origin()}[jax]')"
+        return f"JAX {version} is too old ({install('jax', '--upgrade ')})"
     return None
 
 

@@ -141,7 +141,6 @@ def test_where_nothing_is_at_stake_an_entropy_bonus_widens_the_noise_up_to_its_l
 @pytest.mark.parametrize(
     ("env", "settings", "message"),
     [
-        ("CartPole-v1", {"max_std": 1.0}, "max_std has no effect: this environment's actions are not drawn"),
         ("Pendulum-v1", {"max_std": 0.5}, r"log_std=-0\.5 starts wider than max_std=0\.5 allows; lower it to -0\.69"),
         ("Pendulum-v1", {"max_std": 0.0}, "max_std"),
     ],
@@ -149,6 +148,12 @@ def test_where_nothing_is_at_stake_an_entropy_bonus_widens_the_noise_up_to_its_l
 def test_limits_of_the_noise_that_mean_nothing_are_refused(env, settings, message):
     with pytest.raises(ValueError, match=message):
         make(env, **settings)
+
+
+def test_a_limit_of_the_noise_beside_actions_without_any_is_said():
+    """A preset's, perhaps, of which another environment was asked for."""
+    with pytest.warns(UserWarning, match="max_std has no effect: this environment's actions are not drawn"):
+        make("CartPole-v1", max_std=1.0).source.close()
 
 
 # --- codes and draws ------------------------------------------------------------------------------------------------
