@@ -44,7 +44,7 @@ from grpo.app.look import FRESH
 from grpo.app.settings import flag_layer, preset_layer, resolve
 
 RESULTS = Path(__file__).parent / "results"
-SUITE = {"swingup": "cartpole-swingup", "cup": "ball_in_cup-catch", "reacher": "reacher-easy"}
+SUITE = {"swingup": "cartpole-swingup", "cup": "ball_in_cup-catch", "reacher": "reacher-easy", "walker": "walker-walk"}
 """The tasks that share a table and a picture."""
 WAYS = {"": "", "_scaled": ", scaled observations", "_limited": ", scaled, max_std=1"}
 """What a task was run with, as file names have it and as the table says it."""
@@ -53,6 +53,7 @@ LOOKS = 5
 TASKS: dict[str, dict[str, Any]] = {
     "cartpole": {"env": "CartPole-v1", "env_steps": 10_000, "stop_at": 475.0, "every": 250, "episodes": 20},
     "swingup": {"env": "dm_control/cartpole-swingup-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
+    "walker": {"env": "dm_control/walker-walk-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
     "reacher": {"env": "dm_control/reacher-easy-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
     "cup": {"env": "dm_control/ball_in_cup-catch-v0", "env_steps": 20_000, "every": 2000, "episodes": 20},
     "image": {
@@ -64,6 +65,7 @@ SPARSE = {"vector": "serial", "action_repeat": "4", "size": "0.5m", "horizon": "
 SETTINGS: dict[str, dict[str, str]] = {
     "cartpole": {},
     "swingup": {"vector": "serial", "action_repeat": "8", "size": "0.5m", "horizon": "16"},
+    "walker": {"vector": "serial", "action_repeat": "4", "size": "0.5m", "horizon": "16"},
     "reacher": SPARSE | {"entropy_coef": "3e-4"},
     "cup": SPARSE | {"entropy_coef": "3e-4"},
     "image": {
