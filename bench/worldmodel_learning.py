@@ -235,23 +235,28 @@ def draw(cells: list[dict[str, Any]], path: Path, env: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def draw_suite(found: dict[str, dict[str, Any]], path: Path) -> None:
+def draw_suite(folder: Path, path: Path) -> None:
     """Greedy and drawn return of each task against decisions, a line a seed; chance is a level."""
     from matplotlib.figure import Figure
 
-    colours = {"group": "tab:blue", "critic": "tab:orange"}
+    colours = {("group", ""): "tab:blue", ("critic", ""): "tab:orange",
+               ("group", "_scaled"): "tab:green", ("group", "_limited"): "tab:purple"}  # fmt: skip
+    found = {
+        task: [(cell, way) for way in WAYS for cell in read(folder / f"worldmodel_{task}{way}.json")["cells"]]
+        for task in SUITE
+    }
     figure = Figure(figsize=(9, 5), layout="constrained")
     for row, (measure, said) in zip(
         figure.subplots(2, len(found), sharex=True, sharey=True),
         {"return": "greedy", "drawn": "drawn"}.items(),
         strict=True,
     ):
-        for axes, (task, kept) in zip(row, found.items(), strict=True):
-            for cell in kept["cells"]:
-                if cell["actor"] in colours:
+        for axes, (task, cells) in zip(row, found.items(), strict=True):
+            for cell, way in cells:
+                if colour := colours.get((cell["actor"], way)):
                     points = [(point["env_steps"] / 1000, point[measure]) for point in cell["curve"]]
-                    axes.plot(*zip(*points, strict=True), marker=".", lw=1.1, color=colours[cell["actor"]], alpha=0.8)
-                else:
+                    axes.plot(*zip(*points, strict=True), marker=".", lw=1.1, color=colour, alpha=0.8)
+                elif cell["actor"] == "random":
                     axes.axhline(cell["final"]["return"], color="black", lw=0.9, ls=":")
             axes.grid(alpha=0.3)
             if measure == "return":
@@ -259,10 +264,10 @@ def draw_suite(found: dict[str, dict[str, Any]], path: Path) -> None:
             else:
                 axes.set_xlabel("thousand decisions")
         row[0].set_ylabel(f"return, {said} actions")
-    for actor, colour in colours.items():
-        figure.axes[0].plot([], [], color=colour, label=actor)
+    for (actor, way), colour in colours.items():
+        figure.axes[0].plot([], [], color=colour, label=f"{actor}{WAYS[way]}")
     figure.axes[0].plot([], [], color="black", lw=0.9, ls=":", label="drawn evenly")
-    figure.axes[0].legend(fontsize=8, loc="upper left")
+    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
     figure.savefig(path, dpi=100)
 
 
@@ -309,14 +314,13 @@ def tell_suite(folder: Path, page: Path | None) -> None:
     files = {task: folder / f"worldmodel_{task}.json" for task in SUITE}
     if missing := [str(path) for path in files.values() if not path.exists()]:
         raise SystemExit(f"{missing[0]} is not there; measure it first, with --task")
-    found = {task: read(path) for task, path in files.items()}
     made = table(folder)
     print(made, end="")
     if page is not None:
         picture = page.parent / "figures" / "worldmodel-suite.png"
         shown = f"![greedy and drawn return, a line a seed](figures/{picture.name})"
         put_into(page, "worldmodel_learning.py", f"{made}\n{shown}\n")
-        draw_suite(found, picture)
+        draw_suite(folder, picture)
 
 
 def told(cell: dict[str, Any]) -> str:
