@@ -236,7 +236,7 @@ def test_where_members_are_not_compared_one_is_enough():
 
 
 @pytest.mark.parametrize(("name", "told"), [
-    ("remax", "baseline=greedy needs a greedy try of every start, which the language room makes"),
+    ("remax", "baseline=greedy needs a greedy try of every start, which the language room has"),
     ("otb", "baseline=optimal_token needs energy_NT, which the language room gives; elsewhere use group_mean"),
     ("gigpo", "turn_coef compares turns of conversations: give tools or an environment"),
 ])  # fmt: skip
