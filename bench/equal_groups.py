@@ -58,21 +58,14 @@ def length(completion: str) -> float:
 
 def update(trainer: Any, experience: Any, apart: bool) -> tuple[float, dict[str, torch.Tensor]]:
     """Seconds of one minibatch's gradients, and the gradients."""
-    from grpo import trainer as hall
-
-    plain = hall.passes
-    if not apart:
-        hall.passes = lambda batch, recipe, split, apart: plain(batch, recipe, split, False)
+    trainer.shards.passes_alone = apart
     cuda = trainer._home.type == "cuda"
     clock = time.perf_counter if cuda else time.process_time
-    try:
-        began = clock()
-        trainer._gradients(experience)
-        if cuda:
-            torch.cuda.synchronize()
-        seconds = clock() - began
-    finally:
-        hall.passes = plain
+    began = clock()
+    trainer._gradients(experience)
+    if cuda:
+        torch.cuda.synchronize()
+    seconds = clock() - began
     return seconds, {name: p.grad.clone() for name, p in trainer.policy.parameters().items() if p.grad is not None}
 
 

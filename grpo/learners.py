@@ -73,7 +73,7 @@ def passes(
 ) -> list[Pass]:
     """A minibatch in passes; where it takes several, groups that cannot move the policy go apart and only forward.
 
-    Forward, because metrics are of all rows. One pass with gradients is left, be they zero: moments fade as ever.
+    Forward, because metrics are of all rows.
     """
     parts = split(batch.rollouts)
     everything = [Pass(rows, True) for rows in parts]
@@ -85,7 +85,7 @@ def passes(
     if len(moving) == len(batch):
         return everything
     if not moving:
-        return [Pass(rows, number == 0) for number, rows in enumerate(parts)]
+        return [Pass(rows, False) for rows in parts]
     still = [row for rows in groups if not any(pulls_N[row] for row in rows) for row in rows]
     forward = [Pass([still[row] for row in rows], False) for rows in split(batch.rollouts.select(still))]
     # Those that learn are cut last: a policy may remember what it chose for them.

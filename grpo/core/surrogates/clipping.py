@@ -248,5 +248,4 @@ class DppoBinaryKL(DppoTotalVariation):
     """The same with the region in KL of "this decision or another"."""
 
     kind: ClassVar[str] = "dppo_kl"
-    still_without_advantage: ClassVar[bool] = True
     inside: ClassVar[Callable[..., Array]] = staticmethod(inside_binary_kl)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 
 @contextmanager
@@ -27,5 +26,6 @@ def without_bars(gguf: bool = False) -> Iterator[None]:
 
             bar: Any = vars(unpacking).get("tqdm")
             if bar is not None:
-                until.enter_context(patch.object(unpacking, "tqdm", partial(bar, disable=True)))
+                vars(unpacking)["tqdm"] = partial(bar, disable=True)
+                until.callback(vars(unpacking).update, tqdm=bar)
         yield
