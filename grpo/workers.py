@@ -313,8 +313,9 @@ class Pool:
 
 
 def processors() -> int:
-    """Of this machine, those that are for this process: other ranks of a run may share it (torchrun says how many)."""
-    return max(1, (os.cpu_count() or 1) // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    """Those this process may run on (taskset, a container's set), shared with other ranks (torchrun says how many)."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, own // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 def finished(busy: Sequence[Worker], bell: int | None = None) -> list[tuple[Worker, Outcome]]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.run.signals import StopSignals
+from grpo.workers import processors
 
 PERIOD = 0.2
 """Seconds between looks at whether somebody wants to stop."""
@@ -52,7 +53,7 @@ def carried_out(
     start: Any = multiprocessing.get_context(method)
     start.set_forkserver_preload(["grpo.cli", "grpo.app.builders", *load])
     waiting, working, told = iter(jobs), dict[BaseProcess, Job](), False
-    threads = str(max(1, (os.cpu_count() or 1) // parallel))
+    threads = str(max(1, processors() // parallel))
     try:
         while True:
             while len(working) < parallel and asked.reason is None and (job := next(waiting, None)) is not None:
