@@ -6,10 +6,11 @@
 
 The clock of a seed starts before its process does. It runs through imports, loading, the look at all held-out questions
 before the first step, and everything that is compiled or captured; it stands still while later looks are taken, one
-every --every seconds, later every tenth of what has gone by. All held-out questions (1,319 of GSM8K, 300 sums) are answered greedily at every look and read by
-the same lenient extractor. MODEL is a folder, a hub id or a .gguf file, which is written as a folder of plain weights
-before the clock starts; FOLDER holds train.jsonl and test.jsonl of GSM8K, which come from the hub without it. Every
-look and every step of a seed go to bench/results/speedrun/COURSE-MODEL[-KEY=VALUE]-SEED.json as they are made.
+every --every seconds, later every tenth of what has gone by. All held-out questions (1,319 of GSM8K, 300 sums) are
+answered greedily at every look and read by the same lenient extractor. MODEL is a folder, a hub id or a .gguf file,
+which is written as a folder of plain weights before the clock starts; FOLDER holds train.jsonl and test.jsonl of GSM8K,
+which come from the hub without it. Every look and every step of a seed go to
+bench/results/speedrun/COURSE-MODEL[-KEY=VALUE]-SEED.json as they are made.
 """
 
 from __future__ import annotations
@@ -182,11 +183,8 @@ def table(folder: Path = RESULTS) -> str:
         if found is None or "gain" not in found:
             continue
         reached, last = seconds_to(found["looks"]), found["looks"][-1]
-        texts = [
-            ", ".join([found["course"], found["model"], *found.get("set", [])]),
-            str(found["seed"]),
-            f"{found['before']:.1%}",
-        ]
+        who = ", ".join([found["course"], found["model"], *found.get("set", [])])
+        texts = [who, str(found["seed"]), f"{found['before']:.1%}"]
         texts += ["not reached" if reached is None else f"{reached:.0f}", f"{found['after']:.1%}"]
         texts += [f"{100 * found['gain']:+.1f} ({100 * found['low']:+.1f} to {100 * found['high']:+.1f})"]
         texts += [f"{last['clock']:.0f}", str(last["step"]), f"{found['looks'][0]['clock']:.0f}"]
@@ -197,12 +195,12 @@ def table(folder: Path = RESULTS) -> str:
 def flags_told(folder: Path = RESULTS) -> str:
     """The flags of every course that was run, beside its preset."""
     runs = [found for found in map(cells.read, sorted(folder.glob("*.json"))) if found and "gain" in found]
-    each = {(one["course"], one["model"]): one for one in runs if not one.get("set")}
+    each = {(one["course"], one["model"], *one.get("set", [])): one for one in runs}
     lines = []
-    for (course, model), one in each.items():
+    for (course, *model), one in each.items():
         words = " ".join(f"--{name} {value}" for name, value in one["flags"].items())
         machine = f"{one['machine'].get('gpu', 'a CPU')}, torch {one['versions']['torch']}"
-        lines.append(f"- {course}, {model}, {machine}: `grpo train {COURSES[course][0]} {words}`")
+        lines.append(f"- {', '.join([course, *model])}, {machine}: `grpo train {COURSES[course][0]} {words}`")
     return "\n".join(lines) + "\n" if lines else ""
 
 
