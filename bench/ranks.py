@@ -341,10 +341,17 @@ def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
 
 
 def compared(runs: dict[str, dict[str, Any]], files: Mapping[str, Path]) -> None:
-    """Have every run of several ranks say how far its gradients are from those of one."""
+    """Have every run of several ranks say how far its gradients are from those of one.
+
+    Divided weights are sampled from by another engine, which draws other answers.
+    """
     from safetensors.torch import load_file
 
-    found = {name: load_file(f"{files[name]}.safetensors") for name, run in runs.items() if "failed" not in run}
+    found = {
+        name: load_file(f"{files[name]}.safetensors")
+        for name, run in runs.items()
+        if run.get("kind", "weights") != "weights"
+    }
     alone = [name for name in found if len(runs[name]["ranks"]) == 1]
     for name in found.keys() - alone if alone else ():
         runs[name]["gradients"] = apart(found[alone[0]], found[name])
