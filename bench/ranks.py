@@ -6,9 +6,12 @@
     python bench/ranks.py --ranks 2 --tiny                        # on a CPU, to see that it runs
 
 Three runs in processes of their own: one rank, N ranks, and N ranks with `--shard gradients`. Each makes the same steps
-(random weights, the same prompts and seeds). Told are: whether gradients are the same (a small float32 step before the
-timed ones), seconds of a step, memory a rank, and what of a step goes into collectives: `moving` is what they take when
-all ranks come at once, `waiting` is for the slowest of them. Everything goes to bench/results/ranks.json.
+(random weights, the same prompts and seeds). Told are: whether gradients are the same, seconds of a step, memory a
+rank, and what of a step goes into what ranks tell each other: `waiting` is for the slowest of them, `moving` is all the
+rest, packing and unpacking of records too. Everything goes to bench/results/ranks.json.
+
+Gradients are looked at in AdamW's first moments after one small step in float32: from nothing they become 0.1 times the
+gradient, and a checkpoint has all of them, whoever owns them.
 
 step(G) = T·(a + b·rows/G) + c·tokens/G + sum(G) + gather(G) + d      a, b, c, d: one H200, 1.7 billion weights
     decode: T tokens one after the other, each for rows/G rows · update: tokens/G · sum: 4 bytes a weight, a ring
@@ -18,11 +21,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +43,10 @@ INSIDE, BETWEEN, RECORDS = 350e9, 300e9, 1e9
 RECORD = 20
 """Bytes of a token that every rank gets."""
 PROMPT = 16
+COLLECTING, COMPARING = "collecting", "comparing the step"
+GATHERS, SUMS = (COLLECTING, COMPARING), ("the gradients", "a gradient")
+"""What ranks exchange is named by what it is for. With `--shard gradients` each gradient is summed by itself."""
+KINDS = ("moving", "waiting")
 
 
 def predicted(gpus: int, prompts: int, group: int, tokens: int, prompt: int = PROMPT) -> dict[str, float]:
@@ -133,54 +142,86 @@ def make_trainer(asked: argparse.Namespace, kind: str, small: bool) -> Any:
     return GRPOTrainer(made, reward, config, rows, processing_class=models.words(made.config.vocab_size))
 
 
-def timed_collectives(ranks: Any) -> dict[str, dict[str, float]]:
-    """Have every collective tell how long it waited for the others and how long it moved data."""
-    spent: dict[str, dict[str, float]] = {}
-    if ranks.size == 1:
-        return spent
+Told = dict[str, dict[str, float]]
+"""Of a step: calls, seconds of waiting and of moving, by what they were for."""
+
+
+def timed_collectives(ranks: Any, steps: list[Told]) -> None:
+    """From here on everything that ranks tell each other adds to the last of `steps`.
+
+    A barrier before each collective is where a rank waits for the others; the rest of a call is moving, and so is what
+    makes records into arrays before it and out of them afterwards.
+    """
     import torch
     import torch.distributed as dist
 
+    import grpo.language.source as source
+    from grpo import together
+
+    def synchronized() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def entry(what: str) -> dict[str, float]:
+        return steps[-1].setdefault(what, {"calls": 0, "waiting": 0.0, "moving": 0.0})
+
     call = ranks._call
 
-    def timed(what: str, collective: Any, *given: Any, **how: Any) -> None:
-        entry = spent.setdefault(what, {"calls": 0, "waiting": 0.0, "moving": 0.0})
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        began = time.perf_counter()
+    def waited(what: str, collective: Any, *given: Any, **how: Any) -> None:
+        began = synchronized()
         dist.barrier(group=ranks._words)
-        came = time.perf_counter()
+        waiting = time.perf_counter() - began
         call(what, collective, *given, **how)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        entry["calls"] += 1
-        entry["waiting"] += came - began
-        entry["moving"] += time.perf_counter() - came
+        of = entry(what)
+        of["calls"] += 1
+        of["waiting"] += waiting
+        of["moving"] -= waiting  # the whole of it is added around this call
 
-    ranks._call = timed
-    return spent
+    ranks._call = waited
+
+    def whole(function: Any, of: str = "") -> Any:
+        def timed(*given: Any) -> Any:
+            began = synchronized()
+            try:
+                return function(*given)
+            finally:
+                entry(of or given[-1])["moving"] += synchronized() - began
+
+        return timed
+
+    for name in ("gather", "broadcast", "sum", "onto", "sent"):  # what for is the last thing they are given
+        setattr(ranks, name, whole(getattr(ranks, name)))
+    for module, name in ((together, "packed"), (together, "joined"), (source, "pack")):
+        setattr(module, name, whole(getattr(module, name), COLLECTING))
 
 
 def rank_main(asked: argparse.Namespace) -> None:
     """What one rank does; the chief writes what all found."""
     import torch
 
+    from grpo import together
     from grpo.distributed.group import join
     from grpo.protocols import State
     from grpo.seeding import seed_all
 
+    together.here()  # from now on this rank's GPU is the one that is meant
     small = make_trainer(asked, asked.kind, small=True)
     seed_all(0, 0)
     small.step()
-    state = small.state()
-    weights = {name: x for name, x in state.arrays.items() if name.startswith("policy/")}
+    whole = small.state().arrays  # whole on the chief, which every rank helps with, as for a checkpoint
+    moments = {name: x for name, x in whole.items() if name.startswith("optimizer/") and name.endswith("/exp_avg")}
     small.source.close()
     del small
     trainer = make_trainer(asked, asked.kind, small=False)
-    ranks, seconds = trainer.ranks, []
+    ranks = trainer.ranks
+    seconds: list[float] = []
+    spent: list[Told] = []
     for number in range(1 + asked.repeats):
+        spent.append({})
         if number == 1:
-            spent = timed_collectives(join() if ranks.size > 1 else ranks)
+            if ranks.size > 1:
+                timed_collectives(join(), spent)
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
         seed_all(0, number)
@@ -202,8 +243,9 @@ def rank_main(asked: argparse.Namespace) -> None:
         "peak_gib": peak,
         "weights_gib": held / 2**30,
         "states_gib": states / 2**30,
-        "collectives": spent,
+        "collectives": spent[1 : 1 + asked.repeats],
     }
+    spent.append({})
     told = [found.values for found in ranks.gather(State(mine, {}), "the figures")]
     trainer.source.close()
     if ranks.chief:
@@ -212,7 +254,7 @@ def rank_main(asked: argparse.Namespace) -> None:
         figures = {"ranks": told, "length": report["completions/mean_length"], "kind": asked.kind}
         Path(asked.into).write_text(json.dumps(figures), encoding="utf-8")
         save_file(
-            {name: torch.as_tensor(x).contiguous().cpu() for name, x in weights.items()}, f"{asked.into}.safetensors"
+            {name: torch.as_tensor(x).contiguous().cpu() for name, x in moments.items()}, f"{asked.into}.safetensors"
         )
     from grpo.distributed import group
 
@@ -222,12 +264,11 @@ def rank_main(asked: argparse.Namespace) -> None:
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def measured(asked: argparse.Namespace, ranks: int, kind: str, folder: Path) -> dict[str, Any]:
-    """One run of so many ranks."""
+def measured(asked: argparse.Namespace, ranks: int, kind: str, into: Path) -> dict[str, Any]:
+    """One run of so many ranks, whose figures go to a file."""
     from grpo.distributed.places import Machine
     from grpo.distributed.start import start
 
-    into = folder / f"{ranks}-{kind}.json"
     words = [
         f"--{name.replace('_', '-')}={getattr(asked, name)}"
         for name in ("shape", "prompts", "group", "tokens", "repeats", "weights")
@@ -252,34 +293,99 @@ def measured(asked: argparse.Namespace, ranks: int, kind: str, folder: Path) -> 
     return json.loads(into.read_text(encoding="utf-8"))
 
 
-def told(asked: argparse.Namespace, runs: dict[str, dict[str, Any]], folder: Path) -> str:
-    """Prediction beside measurement, in lines."""
+def figures(run: dict[str, Any]) -> dict[str, Any]:
+    """Of a run: a step's seconds, memory, and what of a step each kind of call takes; medians over steps.
+
+    Shares are those of the rank that has the most of it, seconds those of the middle one.
+    """
+    ranks = run["ranks"]
+    names = dict.fromkeys(name for rank in ranks for step in rank["collectives"] for name in step)
+
+    def share(rank: dict[str, Any], kind: str, of: Sequence[str]) -> float:
+        each = zip(rank["collectives"], rank["seconds"], strict=True)
+        return statistics.median(sum(step[x][kind] for x in of if x in step) / seconds for step, seconds in each)
+
+    def most(kind: str, *of: str) -> float:
+        return max((share(rank, kind, of) for rank in ranks if rank["collectives"]), default=0.0)
+
+    return {
+        "seconds": statistics.median(statistics.median(rank["seconds"]) for rank in ranks),
+        "peak_gib": max(rank["peak_gib"] for rank in ranks),
+        "states_gib": max(rank["states_gib"] for rank in ranks),
+        "gathers of records": {kind: most(kind, *GATHERS) for kind in KINDS},
+        "sum of gradients": {kind: most(kind, *SUMS) for kind in KINDS},
+        "each": {
+            name: {
+                "calls": statistics.median(step.get(name, {"calls": 0})["calls"] for step in ranks[0]["collectives"]),
+                **{kind: most(kind, name) for kind in KINDS},
+            }
+            for name in names
+        },
+    }
+
+
+def apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, float]:
+    """How far tensors are from those of one rank: against the largest number of the same tensor, and of all."""
+    if one.keys() != other.keys():
+        raise ValueError(f"other tensors: {sorted(one.keys() ^ other.keys())}")
+    off = {name: float((one[name] - other[name]).abs().max()) for name in one}
+    largest = {name: float(x.abs().max()) for name, x in one.items()}
+    relative = [off[name] / largest[name] if largest[name] else (math.inf if off[name] else 0.0) for name in one]
+    return {
+        "tensors": len(one),
+        "without a gradient": sum(not x for x in largest.values()),
+        "largest": max(largest.values()),
+        "of the same tensor": max(relative),
+        "overall": max(off.values()) / max(largest.values()),
+    }
+
+
+def compared(runs: dict[str, dict[str, Any]], files: Mapping[str, Path]) -> None:
+    """Have every run of several ranks say how far its gradients are from those of one.
+
+    Divided weights are sampled from by another engine, which draws other answers.
+    """
     from safetensors.torch import load_file
 
+    found = {
+        name: load_file(f"{files[name]}.safetensors")
+        for name, run in runs.items()
+        if run.get("kind", "weights") != "weights"
+    }
+    alone = [name for name in found if len(runs[name]["ranks"]) == 1]
+    for name in found.keys() - alone if alone else ():
+        runs[name]["gradients"] = apart(found[alone[0]], found[name])
+
+
+def told(asked: argparse.Namespace, runs: dict[str, dict[str, Any]]) -> str:
+    """Prediction beside measurement, in lines."""
     shape, shared = "tiny" if asked.tiny else asked.shape, ", ranks share a GPU" if asked.shared_gpu else ""
     lines = [f"{asked.prompts} x {asked.group} x {asked.tokens}, {shape}{shared}"]
     for name, run in runs.items():
         if "failed" in run:
             lines.append(f"{name}: failed ({run['failed']})")
             continue
-        step = statistics.median(statistics.median(rank["seconds"]) for rank in run["ranks"])
+        found = run["figures"]
         model = predicted(len(run["ranks"]), asked.prompts, asked.group, asked.tokens)["step"]
-        peak = max(rank["peak_gib"] for rank in run["ranks"])
-        states = max(rank["states_gib"] for rank in run["ranks"])
         aside = f"(model, 1.7 billion weights on H200s of their own: {model:.2f} s)"
-        lines.append(f"{name}: {step:.2f} s a step {aside}, at most {peak:.1f} GiB a rank, states {states:.2f} GiB")
-        steps = len(run["ranks"][0]["seconds"])
-        for what, entry in run["ranks"][0]["collectives"].items():
-            moving, waiting = (entry[name] / steps / step for name in ("moving", "waiting"))
-            calls = entry["calls"] / steps
-            lines.append(f"    {what:22} {calls:6.0f} a step, moving {moving:6.1%} of it, waiting {waiting:6.1%}")
-    one = f"{folder}/1-none.json.safetensors"
-    for path in sorted(folder.glob("*.safetensors")):
-        if Path(one).exists() and path.name != "1-none.json.safetensors":
-            first, other = load_file(one), load_file(str(path))
-            off = max(float((first[name] - other[name]).abs().max() / first[name].abs().max()) for name in first)
+        lines.append(
+            f"{name}: {found['seconds']:.2f} s a step {aside}, at most {found['peak_gib']:.1f} GiB a rank, "
+            f"states {found['states_gib']:.2f} GiB"
+        )
+        if len(run["ranks"]) == 1:
+            continue
+        for of in ("gathers of records", "sum of gradients"):
+            moving, waiting = (found[of][kind] for kind in ("moving", "waiting"))
+            lines.append(f"  {of:18} {moving:6.2%} of a step, {waiting:6.2%} more waiting for the slowest rank")
+        for what, entry in found["each"].items():
+            moving, waiting = (entry[kind] for kind in ("moving", "waiting"))
+            lines.append(f"    {what:22} {entry['calls']:6.0f} a step, moving {moving:7.2%}, waiting {waiting:7.2%}")
+        if "gradients" in run:
+            off = run["gradients"]
             lines.append(
-                f"weights after one float32 step, {path.name.split('.')[0]} against 1 rank: {off:.1e} apart at most"
+                f"  gradients (AdamW's first moments after one small float32 step, {off['tensors']} tensors) against 1 "
+                f"rank: {off['of the same tensor']:.1e} of the largest of the same tensor apart at most, "
+                f"{off['overall']:.1e} of the largest of all"
             )
     return "\n".join(lines)
 
@@ -310,11 +416,16 @@ def main() -> None:
     if not asked.ranks:
         return
     with tempfile.TemporaryDirectory() as folder:
-        runs = {}
+        runs, files = {}, {}
         for word in asked.only:
             count, kind = (1, "none") if word == "one" else (asked.ranks, word)
-            runs[f"{count} rank{'s' if count > 1 else ''}, shard {kind}"] = measured(asked, count, kind, Path(folder))
-        text = told(asked, runs, Path(folder))
+            name = f"{count} rank{'s' if count > 1 else ''}, shard {kind}"
+            files[name] = Path(folder) / f"{count}-{kind}.json"
+            runs[name] = measured(asked, count, kind, files[name])
+        compared(runs, files)
+    for run in runs.values():
+        run |= {} if "failed" in run else {"figures": figures(run)}
+    text = told(asked, runs)
     print(text, flush=True)
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in vars(asked).items() if name not in ("into", "kind", "out")}

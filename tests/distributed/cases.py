@@ -13,7 +13,7 @@ import torch
 from grpo import GRPOConfig, GRPOTrainer, together
 from grpo.bandit import BanditConfig, BanditSource, BanditTrainer, SoftmaxPolicy, make_trainer
 from grpo.envs.episodes import EpisodeRunner
-from grpo.errors import RankFailed, RanksDiffer
+from grpo.errors import ConfigError, RankFailed, RanksDiffer
 from grpo.protocols import State
 from grpo.reference import FrozenReference
 from grpo.seeding import seed_all
@@ -105,11 +105,24 @@ def other_rows(ranks, who, column):
         return str(error)
 
 
-def language_trainer(ranks, double=True, tied=False, adam=False, changed=list, teacher=None, **settings):
-    """A tiny language model; teacher: the seed of another one."""
+class Echo:
+    """Says one of two things, by what it heard; two turns."""
+
+    def reset(self, row):
+        self.turns = 0
+
+    def step(self, completion):
+        self.turns += 1
+        return f"{len(completion) % 2}", float(len(set(completion))), self.turns == 2
+
+
+def language_trainer(
+    ranks, double=True, tied=False, adam=False, changed=list, teacher=None, turns=False, reward="digits", **settings
+):
+    """A tiny language model; teacher: the seed of another one; turns: it talks with an environment."""
     from grpo.language import GRPOConfig as LanguageConfig
     from grpo.language import GRPOTrainer as LanguageTrainer
-    from tests.unit.language.functions import digits
+    from tests.unit.language import functions
     from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
     together.here = lambda: ranks
@@ -122,8 +135,16 @@ def language_trainer(ranks, double=True, tied=False, adam=False, changed=list, t
     # Adam divides by what rounding leaves of a gradient that is 0, and would say nothing about the ranks.
     plain = None if adam or config.lora_rank else torch.optim.SGD(model.parameters(), lr=0.1)
     given = {} if teacher is None else {"teacher_model": tiny_model(teacher).double()}
+    given |= {"environment": Echo} if turns else {}
     return LanguageTrainer(
-        model, digits, config, rows, rows[:5], processing_class=tiny_tokenizer(), optimizers=(plain, None), **given
+        model,
+        getattr(functions, reward),
+        config,
+        rows,
+        rows[:5],
+        processing_class=tiny_tokenizer(),
+        optimizers=(plain, None),
+        **given,
     )
 
 
@@ -169,6 +190,14 @@ def run(ranks, folder, steps, room="bandit", asked=None, stop=None, **settings):
     assert ranks.chief or not os.path.exists(mine)
     weights = torch.cat([p.detach().flatten() for p in trainer.policy.parameters().values()])
     return [dict(r.metrics) for r in reports], trainer.steps_done, weights
+
+
+def refused(ranks, folder, **settings):
+    """Why a run of a language model is not begun."""
+    try:
+        run(ranks, folder, 2, room="language", **settings)
+    except ConfigError as error:
+        return str(error)
 
 
 def planted(ranks, who):

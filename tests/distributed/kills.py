@@ -1,4 +1,4 @@
-"""A run of two ranks, one of which is killed at a point of step 3."""
+"""A run of two or three ranks, one of which is killed at a point of step 3."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ STEP = 2
 """Steps that are done when it happens."""
 
 
-def take_part(rank: int, meeting: str, folder: str, point: str, victim: int) -> None:
-    """One rank's life; it ends with 9 where it is killed, with 3 where it has lost the other."""
+def take_part(rank: int, meeting: str, folder: str, point: str, victim: int, size: int = 2, **settings) -> None:
+    """One rank's life; it ends with 9 where it is killed, with 3 where it has lost the others."""
     import torch.distributed as dist
 
     from grpo import together
@@ -21,9 +21,9 @@ def take_part(rank: int, meeting: str, folder: str, point: str, victim: int) -> 
     from grpo.run import checkpoint
     from tests.distributed import cases
 
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     ranks = Group(dist.group.WORLD, dist.group.WORLD)
-    trainer = cases.bandit_trainer(ranks)
+    trainer = cases.bandit_trainer(ranks, **settings)
 
     def deadly(call, now=lambda *args: True):
         def killed(*args, **kwargs):
@@ -44,13 +44,18 @@ def take_part(rank: int, meeting: str, folder: str, point: str, victim: int) -> 
             SoftmaxPolicy.score = deadly(SoftmaxPolicy.score)
         elif point == "sum":
             Group.sum = deadly(Group.sum)
+        elif point == "a gradient":
+            Group.onto = deadly(Group.onto)
+        elif point == "the weights":
+            Group.sent = deadly(Group.sent)
         elif point == "optimizer":
             trainer._move = deadly(trainer._move)
         elif point == "agree":
             Group.gather = deadly(Group.gather, lambda self, mine, what: what == "the end of a step")
-        elif point == "state":
+        elif point == "taken":
             trainer.state = deadly(trainer.state)
         else:
+            assert point in checkpoint.POINTS
             publish = checkpoint.publish
 
             def deadly_save(folder, taken, **kwargs):

@@ -88,3 +88,27 @@ def test_whoever_is_asked_to_stop_stops_all_with_a_checkpoint(pool, tmp_path, wh
     folder = RunFolder.open(tmp_path / "run")
     assert (folder.checkpoints / "latest").read_text().strip() == f"step-{step:08d}"
     assert len(folder.metrics()) == step
+
+
+def test_a_run_that_tries_its_reward_first_is_the_same_on_any_number_of_ranks(pool, tmp_path):
+    given = {"room": "language", "steps": 2, "preflight": True}
+    whole = pool.run(cases.run, 1, folder=str(tmp_path / "1"), **given)[0]
+    for size in (2, 3):
+        for found in pool.run(cases.run, size, folder=str(tmp_path / str(size)), **given):
+            torch.testing.assert_close(found[2], whole[2], rtol=1e-11, atol=1e-11)
+
+
+def test_a_reward_that_would_waste_the_run_is_refused_on_every_rank_and_leaves_no_folder(pool, tmp_path):
+    said = pool.run(cases.refused, 2, folder=str(tmp_path / "run"), reward="broken", preflight=True)
+    assert said[0] == said[1] and "pre-flight found what would waste the run" in said[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_chief_leaves_a_video_and_nothing_is_drawn_differently_for_it(pool, tmp_path):
+    given = {"room": "control", "steps": 2, "films": False, "eval_episodes": 2, "max_episode_steps": 20}
+    plain = pool.run(cases.run, 2, folder=str(tmp_path / "plain"), video=False, **given)
+    found = pool.run(cases.run, 2, folder=str(tmp_path / "shown"), video=True, **given)
+    assert torch.equal(found[0][2], plain[0][2]) and torch.equal(found[1][2], plain[0][2])
+    assert [path.name for path in tmp_path.rglob("*.mp4")] == ["video.mp4"]
+    assert (tmp_path / "shown" / "video.mp4").stat().st_size > 0
+    assert lines(tmp_path / "shown") == lines(tmp_path / "plain")

@@ -48,8 +48,9 @@ SCORED = sorted(
 ROOM = {
     "otb": {}, "remax": {}, "opsd": {"teacher_template": "{prompt} {answer}"}, "sdpo": {},
     "gkd": {"teacher": 7}, "a_star_po": {"value_samples": 2},
+    "gigpo": {"turns": True, "max_completion_length": 24, "stop": tuple("abcdefghijklm01234")},
 }  # fmt: skip
-"""Of the others those that need no conversation, and what they need."""
+"""Of the others what they need."""
 
 
 @pytest.mark.parametrize("recipe", SCORED)

@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -172,3 +173,48 @@ def test_a_rank_that_is_killed_is_named_by_the_others_and_by_who_started_it(capf
     assert "rank 0" not in starter and starter.count("go on from") == 1
     for survivor in said:  # unless it is ended before it says anything
         assert "rank 1 has ended or its machine has gone, while this one waited at collecting" in survivor
+
+
+def two_nodes(tmp_path, *words, others=()):
+    """Exit code and words of one rank on each of two machines, which share neither settings nor disk."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    between = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
+    between |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    between["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    nodes = []
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "grpo", "train", *words, *(others if rank else ()), "--logdir", "runs"]
+        nodes.append(
+            subprocess.Popen(
+                command, cwd=tmp_path / str(rank), env={**os.environ, **between, "RANK": str(rank)}, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+        )  # fmt: skip
+    said = [node.communicate(timeout=300) for node in nodes]
+    return [(node.returncode, *texts) for node, texts in zip(nodes, said, strict=True)]
+
+
+def expect_refused(tmp_path, found, told):
+    """Everywhere in one line with the remedy, and no folder of a run is left."""
+    for rank, (code, out, err) in enumerate(found):
+        assert code == 2 and out == "" and err.count("\n") == 1, err
+        assert told in err and "on rank 0" in err and "on rank 1" in err and "start every rank with the same" in err
+        assert not (tmp_path / str(rank) / "runs").exists()
+
+
+def test_two_nodes_with_different_settings_are_refused_on_both(tmp_path):
+    found = two_nodes(tmp_path, "bandit", "--groups-per-step", "2", others=("--learning-rate", "0.3"))
+    expect_refused(tmp_path, found, "grpo: rank")
+    assert all("the setting learning_rate differs: " in err and "0.3 on rank 1" in err for *_, err in found)
+
+
+def test_two_nodes_whose_data_differ_are_refused_on_both(tmp_path):
+    for rank, answer in enumerate((2, 3)):
+        (tmp_path / str(rank)).mkdir()
+        rows = f'{{"prompt": "1+1=", "answer": "2"}}\n{{"prompt": "1+2=", "answer": "{answer}"}}\n'
+        (tmp_path / str(rank) / "rows.jsonl").write_text(rows)
+    found = two_nodes(tmp_path, "tiny-language", "--dataset", "rows.jsonl")
+    expect_refused(tmp_path, found, "what dataset names (rows.jsonl) differs: ")
