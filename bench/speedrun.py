@@ -60,7 +60,10 @@ nothing of GSM8K: nobody should expect 20 points of it, and its rows say what th
 size in that time, not more. On two-digit sums it begins at about a third, so that +20 points mean something there.
 """
 COURSES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gsm8k": ("gsm8k", gsm8k.FLAGS | {"eval_prompts": 1319, "lr_schedule": "constant"}),
+    "gsm8k": (
+        "gsm8k",
+        gsm8k.FLAGS | {"eval_prompts": 1319, "lr_schedule": "constant", "groups_per_step": 16, "warmup_steps": 2},
+    ),
     "sums": (
         "smollm-arithmetic",
         {"groups_per_step": 32, "lr_schedule": "constant", "eval_on_start": False, "preflight": False},

@@ -28,7 +28,8 @@ DEVICE = "cuda"
 def one_gpu():
     """What processes see of a machine with more."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return {"CUDA_VISIBLE_DEVICES": first, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {"CUDA_VISIBLE_DEVICES": first, "PYTHONPATH": path}
 
 
 def read(path):
