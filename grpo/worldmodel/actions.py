@@ -11,7 +11,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from grpo.envs.heads import Bernoulli, Choices, Gaussian, Head, Real
 
@@ -37,7 +36,7 @@ class Actions:
         if isinstance(self.head, Bernoulli):
             return 2.0 * recorded.float() - 1.0
         if isinstance(self.head, Choices):
-            hot = F.one_hot(recorded.long(), self._shape[-1]).float()
+            hot = (recorded[..., None] == torch.arange(self._shape[-1], device=recorded.device)).float()
             return hot.flatten(-2) if self.head.shape else hot
         assert isinstance(self.head, Real)
         unit: Tensor = self.head.unit(recorded)

@@ -24,6 +24,7 @@ from grpo.protocols import Alone, Ranks, Slots, State
 from grpo.together import attempted
 from grpo.worldmodel.model.compiled import Compiled
 from grpo.worldmodel.model.distributions import there, uniform
+from grpo.worldmodel.model.dream import Dreamt, DreamWeights, dream_start, dream_step
 from grpo.worldmodel.model.rssm import Latent
 from grpo.worldmodel.model.world_model import WorldModel
 from grpo.worldmodel.policy import ActorPolicy
@@ -60,7 +61,7 @@ class Imagined:
 
 
 class Imagination:
-    """Futures of one actor in one world model. `compiled`: a step goes through torch.compile.
+    """Futures of one actor in one world model. `compiled`: a step is the formulas of `dream`, through torch.compile.
 
     `coarse`: on CUDA devices the world model multiplies in bfloat16; its memory and the actor stay as they are.
     """
@@ -71,7 +72,8 @@ class Imagination:
         self._model, self._policy, self._coarse = model, policy, coarse
         self.ranks: Ranks = Alone()
         """Who shares the futures."""
-        self._step = Compiled(self._next) if compiled else self._next
+        self._compiled = compiled
+        self._compiled_step, self._compiled_heads = Compiled(self._dreamt), Compiled(self._judged)
         uses = (model, policy.module)
         self._futures = GraphedCallable(self._rolled_out, lambda: chain(*(x.parameters() for x in uses)), graphs)
 
@@ -116,34 +118,80 @@ class Imagination:
 
     def _rolled_out(self, given: Tensors) -> Tensors:
         """All steps, then what is asked of them at once."""
-        model, head = self._model, self._policy.head
-        states, actions, outs = [(given["deter"], given["stoch"])], [], []
-        # Adapters are added up at every step: `parametrize.cached` takes a copy that plays beside for its original.
-        for uniform_NS, noise_N in zip(given["uniform"], given["noise"], strict=True):
-            out_NF, action_N, *state = self._step(*states[-1], uniform_NS, noise_N)
-            states.append((state[0], state[1]))
-            actions.append(action_N)
-            outs.append(out_NF)
-        latent = Latent(*(torch.stack(part, 1) for part in zip(*states, strict=True)))
-        action_NH, out_NHF, led_to = torch.stack(actions, 1), torch.stack(outs, 1), latent[:, 1:].flat
+        rolled = self._in_few_kernels if self._compiled else self._step_by_step
+        latent, action_NH, out_NHF, reward_NH, continue_NH = rolled(given)
         return {
             "deter": latent.deter,
             "stoch": latent.stoch,
             "action_NH": action_NH,
             "out_NHF": out_NHF,
-            "logp_NH": head.logp(out_NHF, action_NH),
-            "reward_NH": model.reward(led_to).mean,
-            "continue_NH": model.continues(led_to).mean,
+            "logp_NH": self._policy.head.logp(out_NHF, action_NH),
+            "reward_NH": reward_NH,
+            "continue_NH": continue_NH,
         }
 
-    def _next(self, deter: Tensor, stoch: Tensor, uniform_NS: Tensor, noise_N: Tensor) -> tuple[Tensor, ...]:
+    # --- as the model has it ----------------------------------------------------------------------------------------
+
+    def _step_by_step(self, given: Tensors) -> tuple[Latent, Tensor, Tensor, Tensor, Tensor]:
+        """Latents, actions, the actor's numbers, rewards and continuations: one operation after the other."""
+        states, actions, outs = [Latent(given["deter"], given["stoch"])], [], []
+        # Adapters are added up at every step: `parametrize.cached` takes a copy that plays beside for its original.
+        for uniform_NS, noise_N in zip(given["uniform"], given["noise"], strict=True):
+            out_NF, action_N, led_to = self._next(states[-1], uniform_NS, noise_N)
+            states.append(led_to)
+            actions.append(action_N)
+            outs.append(out_NF)
+        latent = Latent(*(torch.stack([getattr(x, name) for x in states], 1) for name in ("deter", "stoch")))
+        return latent, torch.stack(actions, 1), torch.stack(outs, 1), *self._judged(latent[:, 1:].flat)
+
+    def _next(self, latent: Latent, uniform_NS: Tensor, noise_N: Tensor) -> tuple[Tensor, Tensor, Latent]:
         """One step: the actor's numbers, its action, and where that leads."""
-        latent, actions = Latent(deter, stoch), self._policy.actions
-        out_NF = self._policy.network(latent.flat)
-        action_N = actions.draw(out_NF, noise_N)
-        with torch.autocast("cuda", torch.bfloat16, enabled=self._coarse and deter.is_cuda):
-            led_to = self._model.rssm.imagine_step(latent, actions.code(action_N), uniform_NS, self._coarse)
-        return out_NF, action_N, led_to.deter, led_to.stoch
+        out_NF, action_N, code_NA = self._decided(latent.flat, noise_N)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._kind(latent.deter) == torch.bfloat16):
+            led_to = self._model.rssm.imagine_step(latent, code_NA, uniform_NS, self._coarse)
+        return out_NF, action_N, led_to
+
+    # --- compiled ---------------------------------------------------------------------------------------------------
+
+    def _in_few_kernels(self, given: Tensors) -> tuple[Latent, Tensor, Tensor, Tensor, Tensor]:
+        """The same from formulas, compiled; how exact the products are is decided once for all steps."""
+        start = Latent(given["deter"], given["stoch"])
+        weights = DreamWeights.of(self._model.rssm, self._kind(start.deter))
+        states, actions, outs = [dream_start(weights, start)], [], []
+        for uniform_NS, noise_N in zip(given["uniform"], given["noise"], strict=True):
+            out_NF, action_N, led_to = self._compiled_step(weights, states[-1], uniform_NS, noise_N)
+            states.append(led_to)
+            actions.append(action_N)
+            outs.append(out_NF)
+        flat = torch.stack([x.flat_NF for x in states], 1)
+        width, shape = start.deter.shape[1], start.stoch.shape[1:]
+        # The first states are judged with the others, and in vain: without them all would be copied.
+        reward_NH, continue_NH = (x[:, 1:] for x in self._compiled_heads(flat))
+        latent = Latent(flat[..., :width], flat[..., width:].view(*flat.shape[:2], *shape))
+        return latent, torch.stack(actions, 1), torch.stack(outs, 1), reward_NH, continue_NH
+
+    def _dreamt(
+        self, weights: DreamWeights, here: Dreamt, uniform_NS: Tensor, noise_N: Tensor
+    ) -> tuple[Tensor, Tensor, Dreamt]:
+        """`_next` of the formulas."""
+        out_NF, action_N, code_NA = self._decided(here.flat_NF, noise_N)
+        return out_NF, action_N, dream_step(weights, here, code_NA, uniform_NS)
+
+    # --- of both ----------------------------------------------------------------------------------------------------
+
+    def _decided(self, flat_NF: Tensor, noise_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The actor's numbers, its action, and that as the model reads it."""
+        out_NF = self._policy.network(flat_NF)
+        action_N = self._policy.actions.draw(out_NF, noise_N)
+        return out_NF, action_N, self._policy.actions.code(action_N)
+
+    def _judged(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """Reward and continuation of arriving there."""
+        return self._model.reward(flat).mean, self._model.continues(flat).mean
+
+    def _kind(self, like: Tensor) -> torch.dtype:
+        """What the world model multiplies in."""
+        return torch.bfloat16 if self._coarse and like.is_cuda else torch.float32
 
 
 # --- rewards of your own --------------------------------------------------------------------------------------------

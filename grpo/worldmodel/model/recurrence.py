@@ -45,7 +45,8 @@ class Weights(NamedTuple):
 # --- a step ---------------------------------------------------------------------------------------------------------
 
 
-def _normed(x: Tensor, gain: Tensor) -> Tensor:
+def normed(x: Tensor, gain: Tensor) -> Tensor:
+    """RMS norm, gain and SiLU."""
     return F.silu(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * gain)
 
 
@@ -56,9 +57,9 @@ def remember(w: Weights, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor
     """
     old = in_blocks(deter, len(w.block_KII))
     seen = torch.stack([F.linear(deter, w.deter_HD), F.linear(stoch, w.stoch_HS)], 1) + w.bias_2H
-    hidden = torch.addmm(action, _normed(seen, w.gain_2H).flatten(1), w.mix_DX.t()).to(deter)
+    hidden = torch.addmm(action, normed(seen, w.gain_2H).flatten(1), w.mix_DX.t()).to(deter)
     hidden = hidden + joined(torch.bmm(old, w.block_KII))
-    mixed = in_blocks(_normed(hidden, w.gain_D), len(old))
+    mixed = in_blocks(normed(hidden, w.gain_D), len(old))
     gates = torch.baddbmm(w.gru_bias_K1J, mixed, w.gru_KIJ).to(deter)
     reset, candidate, update = gates.chunk(3, -1)
     return joined(torch.lerp(old, torch.tanh(reset.sigmoid() * candidate), update.sigmoid()))
@@ -67,7 +68,7 @@ def remember(w: Weights, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor
 def recognise(w: Weights, deter: Tensor, embed: Tensor) -> Tensor:
     """The posterior's logits (B, S·C)."""
     layer = torch.addmm(embed, deter, w.posterior_HD.t())
-    return torch.addmm(w.logits_bias_S, _normed(layer, w.gain_H), w.logits_SH.t())
+    return torch.addmm(w.logits_bias_S, normed(layer, w.gain_H), w.logits_SH.t())
 
 
 # --- all of them ----------------------------------------------------------------------------------------------------
