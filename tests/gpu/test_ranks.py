@@ -65,7 +65,8 @@ def test_two_ranks_on_one_gpu_find_what_one_finds(alone, tmp_path, monkeypatch, 
 
 
 def test_two_ranks_on_one_gpu_are_refused_unless_asked_for(tmp_path):
-    command = [sys.executable, "-m", "grpo", "train", "bandit", "--ranks", "2", "--logdir", str(tmp_path / "runs")]
+    command = [sys.executable, "-m", "grpo", "train", "bandit", "--ranks", "2", "--groups-per-step", "2"]
+    command += ["--logdir", str(tmp_path / "runs")]
     done = subprocess.run(command, env={**os.environ, **one_gpu()}, cwd=tmp_path, capture_output=True, text=True)
     said = done.stderr.splitlines()
     assert done.returncode == 2, done.stderr
