@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo.control.compiled.draws import quick
 from grpo.control.compiled.networks import CompiledPolicy
 from grpo.core.reductions import Denominators
 from grpo.experience import Experience
@@ -259,6 +260,7 @@ def learn(
     policy: CompiledPolicy, passes: Passes, adam: Adam, tries: Tries, over: Denominators, key: Any
 ) -> tuple[Adam, Told, Any]:
     """The passes of one step; also each decision's log-prob when it was last scored."""
+    key = quick(key)
     batches = _Apart(policy, passes, tries) if passes.apart else _Whole(policy, passes, tries, over)
     most = passes.num_iterations * batches.most_batches
     flag_K = jnp.zeros(most, bool)

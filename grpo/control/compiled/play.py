@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo.control.compiled.draws import quick
 from grpo.control.compiled.networks import CompiledPolicy
 from grpo.control.scaling import LIMIT
 from grpo.envs.functions.task import FunctionTask
@@ -130,6 +131,7 @@ def play(
     now, log_std_A = begin(task, state_L), policy.log_std(flat_W)
     rows, size = now.seen_LD.shape
     act_key, env_key = jax.random.split(key)
+    act_key = quick(act_key)
     noise = policy.head.noise(act_key, rows)
     recorded = jax.eval_shape(lambda: policy.head.sample(policy.out(flat_W, now.seen_LD), log_std_A, noise)[0])
     steps = rules.decisions
@@ -178,7 +180,7 @@ def judge(
     """
     now, log_std_A = begin(task, state_L), policy.log_std(flat_W)
     act_key, env_key = jax.random.split(key)
-    rows = len(now.going_L)
+    act_key, rows = quick(act_key), len(now.going_L)
 
     def decide(carry: tuple[Any, Moment, Any]) -> tuple[Any, Moment, Any]:
         t, now, total_L = carry
