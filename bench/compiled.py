@@ -309,18 +309,23 @@ def command(*words: str, where: Path) -> dict[str, float]:
     return {"wall_s": time.perf_counter() - began, "cpu_s": cpu}
 
 
-def many_part(count: int, folder: Path) -> dict[str, Any]:
-    """One seed and many, as a user asks for them; the first time compiles."""
+def many_part(count: int, folder: Path, repeats: int = 3) -> dict[str, Any]:
+    """One seed and many in turn, as a user asks for them; the first time compiles."""
     command("cartpole", "--compiled", "--seeds=1", where=folder / "first")
+    runs: dict[str, list[dict[str, float]]] = {"one": [], "many": []}
+    for i in range(repeats):
+        for name, seeds in (("one", 1), ("many", count)):
+            where = folder / f"{name}-{i}"
+            runs[name].append(command("cartpole", "--compiled", f"--seeds={seeds}", where=where))
     found: dict[str, Any] = {"seeds": count}
-    found["one"] = command("cartpole", "--compiled", "--seeds=1", where=folder / "one")
-    found["many"] = command("cartpole", "--compiled", f"--seeds={count}", where=folder / "many")
+    for name, made in runs.items():
+        found[name] = {key: quartiles([run[key] for run in made]) for key in ("wall_s", "cpu_s")}
     values = []
-    for run in sorted((folder / "many").glob("seed-*/metrics.jsonl")):
+    for run in sorted((folder / "many-0").glob("seed-*/metrics.jsonl")):
         rows = [json.loads(line) for line in run.read_text().splitlines()]
         values.append(max(row["eval/return"] for row in rows if row.get("eval/return") is not None))
     found["solved"] = sum(value >= 475 for value in values)
-    found["ratio"] = {name: found["many"][name] / found["one"][name] for name in ("wall_s", "cpu_s")}
+    found["ratio"] = {key: found["many"][key]["median"] / found["one"][key]["median"] for key in ("wall_s", "cpu_s")}
     print("many", found, flush=True)
     return found
 

@@ -26,6 +26,7 @@ from grpo.core.arrays import (
     machine_epsilon,
     masked,
     namespace,
+    one_group,
     positions,
     segment_max,
     segment_sum,
@@ -249,7 +250,7 @@ def group_std(value_M: Array, group_M: Array, weight_M: Array | None = None, ddo
 
 def batch_std(value_M: Array, weight_M: Array | None = None, ddof: float = 1.0) -> Array:
     """s = standard deviation over the whole batch, repeated M times. Lite PPO, arXiv:2508.08221."""
-    return group_std(value_M, positions(value_M.shape[0], value_M) * 0, weight_M, ddof)
+    return group_std(value_M, one_group(value_M), weight_M, ddof)
 
 
 def divide(value: Array, scale: Array, eps: float) -> Array:

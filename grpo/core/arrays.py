@@ -154,12 +154,15 @@ def row_count(mask_NT: Array, like: Array) -> Array:
 
 
 def group_index(group_M: Array) -> Array:
-    """Group ids as numbers below M, so that they can index an array of M slots; any integers come in."""
-    xp = namespace(group_M)
+    """Group ids as numbers below M, so that they can index an array of M slots; any integers come in.
+
+    What JAX knows while it traces comes back as NumPy's, so that it stays known.
+    """
+    xp, seen_M = namespace(group_M), visible(group_M)
     group_M = group_M.long() if is_torch(group_M) else group_M.astype(int)
-    seen_M = visible(group_M)
     if seen_M is not None and int(seen_M.min()) >= 0 and int(seen_M.max()) < group_M.shape[0]:
-        return group_M  # such numbers already, as rooms give them
+        # such numbers already, as rooms give them
+        return seen_M.astype(int) if xp.__name__ == "jax.numpy" else group_M
     if xp.__name__ == "jax.numpy":
         return xp.unique(group_M, return_inverse=True, size=group_M.shape[0])[1].reshape(-1)
     return xp.unique(group_M, return_inverse=True)[1].reshape(-1)
@@ -185,6 +188,14 @@ def segment_max(x_M: Array, index_M: Array) -> Array:
         sys.modules["numpy"].maximum.at(slots, index_M, x_M)
         return slots
     return slots.at[index_M].max(x_M)
+
+
+def one_group(like_M: Array) -> Array:
+    """The index of entries that are all of one group."""
+    xp = namespace(like_M)
+    if is_torch(like_M):
+        return xp.zeros(like_M.shape, dtype=xp.int64, device=like_M.device)
+    return sys.modules["numpy"].zeros(like_M.shape, int)
 
 
 def expect_shape(shape: tuple[int, ...], **arrays: Array | None) -> None:

@@ -24,6 +24,9 @@ ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "tanh": jnp.tanh, "relu": jax.nn.relu, "elu": jax.nn.elu, "silu": jax.nn.silu,
 }  # fmt: skip
 
+_held: Any = jax.lax.optimization_barrier
+"""What XLA does not merge with what comes before or after."""
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -65,13 +68,23 @@ class CompiledPolicy:
 
     def out(self, flat_W: Any, seen_MD: Any) -> Any:
         """(M, F)."""
-        named = self.weights.apart(flat_W)
+        return self.out_of(self.weights.apart(flat_W), seen_MD)
+
+    def ready(self, flat_W: Any) -> dict[str, Any]:
+        """By name, for many calls: XLA would cut the vector again at each step of a loop."""
+        return {name: _held(x) for name, x in self.weights.apart(flat_W).items()}
+
+    def out_of(self, named: Mapping[str, Any], seen_MD: Any) -> Any:
+        """(M, F), of weights by name.
+
+        Decisions are columns inside: of rows XLA takes twice as long for the gradients, on a CPU.
+        """
         layers = [name.removesuffix(".weight") for name in named if name.endswith(".weight")]
-        x = seen_MD.reshape(len(seen_MD), -1).astype(jnp.float32)
+        x_FM = seen_MD.reshape(len(seen_MD), -1).astype(jnp.float32).T
         for i, layer in enumerate(layers):
-            x = x @ named[f"{layer}.weight"].T + named[f"{layer}.bias"]
-            x = x if i == len(layers) - 1 else ACTIVATIONS[self.activation](x)
-        return x
+            x_FM = named[f"{layer}.weight"] @ x_FM + named[f"{layer}.bias"][:, None]
+            x_FM = x_FM if i == len(layers) - 1 else ACTIVATIONS[self.activation](x_FM)
+        return _held(x_FM).T
 
     def log_std(self, flat_W: Any) -> Any:
         """(A,), of a Gaussian; None of choices."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from grpo.control.compiled.draws import quick
 from grpo.control.compiled.networks import CompiledPolicy
 from grpo.control.scaling import LIMIT
 from grpo.envs.functions.task import FunctionTask
@@ -127,11 +128,12 @@ def play(
     task: FunctionTask, policy: CompiledPolicy, rules: Rules, flat_W: Any, scale: Scale | None, state_L: Any, key: Any
 ) -> Played:
     """One episode from each state with drawn actions."""
-    now, log_std_A = begin(task, state_L), policy.log_std(flat_W)
+    now, ready, log_std_A = begin(task, state_L), policy.ready(flat_W), policy.log_std(flat_W)
     rows, size = now.seen_LD.shape
     act_key, env_key = jax.random.split(key)
+    act_key = quick(act_key)
     noise = policy.head.noise(act_key, rows)
-    recorded = jax.eval_shape(lambda: policy.head.sample(policy.out(flat_W, now.seen_LD), log_std_A, noise)[0])
+    recorded = jax.eval_shape(lambda: policy.head.sample(policy.out_of(ready, now.seen_LD), log_std_A, noise)[0])
     steps = rules.decisions
 
     def room(*shape: int, dtype: Any) -> Any:
@@ -148,7 +150,7 @@ def play(
         t, now, length_L, record = carry
         seen_LD = now.seen_LD if scale is None else scale(now.seen_LD)
         noise = policy.head.noise(jax.random.fold_in(act_key, t), rows)
-        action_L, logp_L = policy.head.sample(policy.out(flat_W, seen_LD), log_std_A, noise)
+        action_L, logp_L = policy.head.sample(policy.out_of(ready, seen_LD), log_std_A, noise)
         new, reward_L = acted(task, rules, now, policy.head.to_env(action_L), jax.random.fold_in(env_key, t))
         moment = {"seen": now.seen_LD, "action": action_L, "logp": logp_L, "reward": reward_L}
         record = {name: array.at[t].set(moment[name]) for name, array in record.items()}
@@ -176,13 +178,13 @@ def judge(
 
     The return of an episode in which something was seen or paid that is no number is none either.
     """
-    now, log_std_A = begin(task, state_L), policy.log_std(flat_W)
+    now, ready, log_std_A = begin(task, state_L), policy.ready(flat_W), policy.log_std(flat_W)
     act_key, env_key = jax.random.split(key)
-    rows = len(now.going_L)
+    act_key, rows = quick(act_key), len(now.going_L)
 
     def decide(carry: tuple[Any, Moment, Any]) -> tuple[Any, Moment, Any]:
         t, now, total_L = carry
-        out_LF = policy.out(flat_W, now.seen_LD if scale is None else scale(now.seen_LD))
+        out_LF = policy.out_of(ready, now.seen_LD if scale is None else scale(now.seen_LD))
         if greedy:
             action_L = policy.head.mode(out_LF)
         else:

@@ -159,8 +159,10 @@ class Program:
         inner_NT = None
         if self.batch_step:
             inner_NT = jnp.broadcast_to(jnp.arange(made_NT.shape[1]), made_NT.shape)
+        with jax.ensure_compile_time_eval():  # known while it is traced: else ids are sorted, at every step
+            group_N = jnp.asarray(self.group_N)
         rollouts = Rollouts(
-            group_N=jnp.asarray(self.group_N),
+            group_N=group_N,
             mask_NT=made_NT,
             old_logp_NT=logp_NT,
             reward_NT=reward_NT.astype(jnp.float32),

@@ -23,6 +23,7 @@ from grpo.cli import main
 from grpo.control.compiled import room, seeds
 from grpo.envs.fleet import EnvError
 from grpo.envs.functions.named import find_task
+from grpo.envs.functions.numbers import numbers
 from grpo.run.signals import StopSignals
 
 SMALL = {
@@ -252,6 +253,16 @@ def test_a_jax_that_is_too_old_is_no_obstacle_to_training(monkeypatch) -> None:
 
 def test_a_loss_of_whole_trajectories_gets_them_whole() -> None:
     assert not GRPOTrainer(env="CartPole-v1", compiled=True, loss_type="vespo", **SMALL).compiled.program.passes.apart
+
+
+@pytest.mark.parametrize("advantage", ["linear", "step"])
+def test_group_ids_that_are_known_are_not_sorted(advantage, monkeypatch) -> None:
+    """XLA takes longer for that than for a pass over what was played."""
+    jax = pytest.importorskip("jax")
+    monkeypatch.setattr(jax.numpy, "unique", lambda *given, **how: pytest.fail("ids were sorted"))
+    made = GRPOTrainer(env="CartPole-v1", compiled=True, advantage=advantage).compiled
+    with numbers():
+        jax.eval_shape(made.program.step, made._adam(), made._scale(), room.seed_key(0), np.int32(0))
 
 
 @pytest.mark.parametrize(
