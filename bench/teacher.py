@@ -34,7 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "opd": {"loss_type": "opd", "learning_rate": 1e-4},
     "reward": {"loss_type": "dr_grpo", "learning_rate": 1e-4, "group_size": 8, "groups_per_step": 8},
 }
-TEACHER, STUDENT, STEPS, EVERY, SHORT = 1500, 800, 1000, 50, 0.01
+TEACHER, STUDENT, STEPS, EVERY, SHORT = 1500, 800, 2500, 50, 0.01
 
 
 def made(settings: dict[str, Any]) -> Any:

@@ -11,7 +11,8 @@ divided among them). A look is the mean greedy return of ten episodes on starts 
 seconds; what looking costs is not on the clock, nor are imports and the start of processes. Two figures: what the
 minutes leave, that is the policy of the best look, judged anew on twenty other starts, as `best_by` keeps it for a
 user; and the mean of the last three looks, which says how steady it is. No setting was chosen on the seeds from 100 on.
-Writes bench/results/walkers_minutes.json after every job; what is there is not run again.
+Writes bench/results/walkers_minutes.json after every job; what is there is not run again. The table and the curves go
+into docs/control.md.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from typing import Any
 import control
 import control_peers as peers
 import walkers
+from pages import put_into
 
 from grpo.workers import processors
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "walkers_minutes.json"
+PAGE = ROOT / "docs" / "control.md"
+FIGURE = ROOT / "docs" / "figures" / "walkers-minutes.png"
 AIMS = {"hopper": 2500, "walker2d": 3500, "halfcheetah": 4000, "ant": 3500}
 OURS: dict[str, dict[str, Any]] = {
     "hopper": {"vector": "mujoco"},
@@ -215,6 +219,32 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def chart(rows: list[dict[str, Any]]) -> None:
+    """Greedy return by the clock: a panel a task, a line a seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    tasks = [task for task in AIMS if any(row["task"] == task for row in rows)]
+    figure, panels = plt.subplots(1, len(tasks), figsize=(4 * len(tasks), 3.2), squeeze=False, layout="constrained")
+    for panel, task in zip(panels[0], tasks, strict=True):
+        for row in rows:
+            if row["task"] == task:
+                _, seconds, returns = zip(*row["curve"], strict=True)
+                ours = row["method"] == "ours"
+                panel.plot([at / 60 for at in seconds], returns, color="C0" if ours else "C1", lw=1.2)
+        panel.axhline(AIMS[task], color="0.6", lw=0.8, ls=":")
+        panel.set_title(IDS[task], fontsize=10)
+        panel.set_xlabel("minutes of one core")
+    panels[0][0].set_ylabel("greedy return, 10 fresh starts")
+    for name, colour in (("ours, no critic", "C0"), ("Stable-Baselines3's PPO", "C1")):
+        panels[0][0].plot([], [], color=colour, label=name)
+    panels[0][0].legend(fontsize=8, frameon=False)
+    figure.savefig(FIGURE, dpi=110)
+    plt.close(figure)
+
+
 def main() -> None:
     """Run what is missing, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -253,6 +283,10 @@ def main() -> None:
                 lines = ",\n".join(map(json.dumps, rows))
                 args.results.write_text(f'{{"jobs": [\n{lines}\n]}}\n', encoding="utf-8")
     print(table(rows))
+    if args.results == RESULTS and rows:
+        chart(rows)
+        figure = f"![greedy return by the clock, a line a seed]({FIGURE.relative_to(PAGE.parent)})"
+        put_into(PAGE, Path(__file__).name, f"{table(rows)}\n\n{figure}\n")
 
 
 if __name__ == "__main__":

@@ -77,13 +77,14 @@ Environment steps until twenty greedy episodes of CartPole reach 475, on the sam
 {world}
 
 The control room, which has no model to learn, is the other way round: more steps, hardly any time. On the DeepMind
-control suite at 20,000 decisions the actor without a critic is ahead on swing-up, ball in cup is mixed, and reacher
-is learned by neither:
+control suite at 20,000 decisions the actor without a critic is ahead on swing-up; with the settings of the preset
+`dreamer-dmc` it learns reacher on three seeds of three and ball in cup on four of five:
 
 ![greedy and drawn return on the control suite, a line a seed](figures/worldmodel-suite.png)
 
 [World models](worldmodel.md#what-was-measured) has the numbers. Beside DreamerV3 in JAX on one H200, ours makes
-{updates} of its updates a second on vectors and {imagined} of its imagined steps: [the table](speed.md#world-models).
+{updates} of its updates a second on vectors and made {imagined} of its imagined steps, before a step of imagination had
+formulas of its own, which make a call 2.6 times as fast: [the table](speed.md#world-models).
 
 ## What was not measured
 

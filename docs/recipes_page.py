@@ -178,7 +178,8 @@ Both papers take mean and deviation of the chosen tries; here they are of all th
 def page() -> str:
     """The whole page."""
     rows = [f"| `{name}` | {' | '.join(CHOOSE[name])} |" for name in RECIPES]
-    measured = "\n\n".join(part for part in (bandit(), sums(), teacher(), smollm(), select()) if part)
+    parts = (bandit(), sums(), teacher(), smollm(), another(), select())
+    measured = "\n\n".join(part for part in parts if part)
     return PAGE.format(choose="\n".join(rows), measured=measured, table=table_markdown().strip(), rest=REST)
 
 
@@ -228,6 +229,8 @@ def sums() -> str:
     for name, runs in found["recipes"].items():
         told = [_minutes(runs.get(seed), found["most"]) for seed in seeds]
         lines.append(f"| `{name}` | {' | '.join(told)} |")
+    if found.get("later"):
+        lines += ["", f"In a later run on another GPU of that kind, with other jobs on the CPU: {found['later']}."]
     return "\n".join(lines)
 
 
@@ -322,6 +325,23 @@ def smollm() -> str:
         "`opsd` was right on six of ten after five steps and fell from there: who teaches changes with who is taught.",
     ]
     return "\n".join(lines)
+
+
+def another() -> str:
+    """What a teacher of another family taught it."""
+    known = _known("teacher_coder")
+    found = known.get("seeds")
+    if not found:
+        return ""
+    gains = "; ".join(f"seed {seed} {_gain(row['opd'])}" for seed, row in found.items())
+    seconds = ", ".join(f"{row['opd']['seconds']:.0f}" for row in found.values())
+    return (
+        f"**A teacher with another tokenizer**: {known['teacher']}, which has {known['teacher_right']:.0%} of these "
+        f"sums right, teaches the same untouched model by `opd` alone, {known['steps']} steps without a reward; its "
+        f"log-probs are aligned by the bytes of the text: {gains}; {seconds} seconds of steps (one "
+        f"{known['machine'].get('gpu', 'CPU')}; `python bench/smollm.py --teacher TEACHER`). After five steps it had "
+        f"{_fifth(found, 'opd')}. The student stays far from its teacher in so few steps."
+    )
 
 
 def _fifth(found: dict[str, Any], way: str) -> str:
