@@ -101,7 +101,7 @@ def test_what_is_told_of_a_measurement():
 def test_a_step_s_calls_are_timed_with_the_making_of_records(monkeypatch):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     try:
-        for module, name in ((together, "packed"), (together, "joined"), (source, "pack")):
+        for module, name in ((together, "here"), (together, "packed"), (together, "joined"), (source, "pack")):
             monkeypatch.setattr(module, name, getattr(module, name))  # so that they are put back
         eight = Group(dist.group.WORLD, dist.group.WORLD)
         trainer = cases.bandit_trainer(eight, groups_per_step=8)
