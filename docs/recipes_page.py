@@ -1,4 +1,7 @@
-"""docs/recipes.md: which recipe to choose, what was measured of them, and the table itself."""
+"""docs/recipes.md: which recipe to choose, what was measured of them, and the table itself.
+
+`docs/make_pages.py` asks for the text; `python docs/recipes_page.py` draws figures/recipes.png, which is committed.
+"""
 
 import json
 from pathlib import Path
@@ -379,4 +382,41 @@ def select() -> str:
         spread = f"{sum(late) / len(late):.2f} ({min(late):.2f}–{max(late):.2f})" if late else "–"
         update, ratio = told["seconds_a_step"]["update"], told["update_ratio"]
         lines.append(f"| {way} | {update:.2f} | {ratio:.2f} | {told['rows_scored_a_step']} | {soon} | {spread} |")
+    lines += [
+        "",
+        "![accuracy by tokens, taught or rewarded, and by seconds, with and without selection; a line a "
+        "seed](figures/recipes.png)",
+    ]
     return "\n".join(lines)
+
+
+def draw() -> None:
+    """Two panels a seed and a line each: accuracy by tokens (a teacher or the reward), and by seconds (select)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    taught, selected = _known("teacher"), _known("selection")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    shown = (
+        (left, taught["seeds"], list(taught["ways"]), 1e6, "millions of tokens", "addition: a teacher or the reward"),
+        (right, selected["seeds"], list(selected["profile"]), 1, "CPU seconds", "sort-digits: all tries or 16 of 64"),
+    )
+    for panel, seeds, ways, unit, axis, title in shown:
+        for number, way in enumerate(ways):
+            for row in seeds.values():
+                if way in row:
+                    at, accuracy = zip(*row[way]["curve"], strict=True)
+                    panel.plot([x / unit for x in at], accuracy, color=f"C{number}", lw=1.1, alpha=0.8)
+            panel.plot([], [], color=f"C{number}", label=way)
+        panel.set(xlabel=axis, title=title)
+        panel.grid(alpha=0.25)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(fontsize=8, frameon=False, loc="lower right")
+    left.set_ylabel("right, of 1,000 held-out rows")
+    figure.savefig(RESULTS.parents[1] / "docs" / "figures" / "recipes.png", dpi=90)
+
+
+if __name__ == "__main__":
+    draw()
