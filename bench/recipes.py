@@ -107,11 +107,12 @@ def all_on_sums(known: dict[str, Any], given: argparse.Namespace, seeds: list[in
 
     model = gsm8k.as_folder(given.model, Path(tempfile.gettempdir()) / "anygrpo-smollm")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    about = {"accuracy": ACCURACY, "most": MOST, "flags": SUMS}
+    about = {"accuracy": ACCURACY, "most": MOST, "flags": SUMS, "model": Path(given.model).name}
     before = known.get("sums", {})
-    same = all(before.get(name) == value for name, value in about.items())
-    about |= {"machine": cells.machine(device), "model": Path(given.model).name, "versions": cells.versions()}
-    found = known["sums"] = before | about | {"recipes": before["recipes"] if same else {}}
+    if any(before.get(name) != value for name, value in about.items()):
+        before = {"processes": 1, "recipes": {}}
+    about |= {"machine": cells.machine(device), "versions": cells.versions()}
+    found = known["sums"] = before | about
     for seed in seeds:
         for name in given.recipes.split(","):
             found["recipes"].setdefault(name, {})[str(seed)] = on_sums(name, model, seed)

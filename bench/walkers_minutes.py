@@ -35,7 +35,7 @@ import control_peers as peers
 import walkers
 from pages import put_into
 
-from grpo.workers import processors
+from grpo.processors import processors
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "walkers_minutes.json"
@@ -237,7 +237,7 @@ def chart(rows: list[dict[str, Any]]) -> None:
         panel.axhline(AIMS[task], color="0.6", lw=0.8, ls=":")
         panel.set_title(IDS[task], fontsize=10)
         panel.set_xlabel("minutes of one core")
-    panels[0][0].set_ylabel("greedy return, 10 fresh starts")
+    panels[0][0].set_ylabel("greedy return, the same 10 starts")
     for name, colour in (("ours, no critic", "C0"), ("Stable-Baselines3's PPO", "C1")):
         panels[0][0].plot([], [], color=colour, label=name)
     panels[0][0].legend(fontsize=8, frameon=False)

@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from grpo.errors import ConfigError, install, line, warn
-from grpo.workers import ORPHAN_GRACE, START_TIMEOUT, CannotStart, Outcome, Pool, Serving, Worker, name_of, processors
+from grpo.processors import processors
+from grpo.workers import ORPHAN_GRACE, START_TIMEOUT, CannotStart, Outcome, Pool, Serving, Worker, name_of
 
 OLDEST = (2, 52)
 """The first version of Ray whose clusters can be closed by a token."""

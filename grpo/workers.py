@@ -312,12 +312,6 @@ class Pool:
         self.close()
 
 
-def processors() -> int:
-    """Those this process may run on (taskset, a container's set), shared with other ranks (torchrun says how many)."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, own // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
 def finished(busy: Sequence[Worker], bell: int | None = None) -> list[tuple[Worker, Outcome]]:
     """Wait for the first answers, the next deadline, or the bell (a file that becomes readable)."""
     watched: list[Any] = [worker.pipe for worker in busy] + ([] if bell is None else [bell])

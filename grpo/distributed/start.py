@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_pr
 from grpo.distributed.meeting import Meeting, connected
 from grpo.distributed.places import Machine
 from grpo.errors import ConfigError
+from grpo.processors import processors
 
 FAILED = 1
 PERIOD = 0.2
@@ -109,7 +110,7 @@ def _store(machine: Machine, seconds: float) -> tuple[Any, int]:
 
 def _local(machine: Machine) -> dict[str, str]:
     """What ranks of one machine need that share its cores, unless somebody has said otherwise."""
-    cores = max(1, (os.cpu_count() or 1) // machine.each)
+    cores = max(1, processors() // machine.each)
     found = {"OMP_NUM_THREADS": str(cores)}
     if machine.machines == 1 and sys.platform in LOOPBACK:
         found["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]

@@ -26,7 +26,7 @@ import numpy as np
 from grpo.envs.batched import BatchedFleet, Members
 from grpo.envs.fleet import Begun, EnvError, Snapshot, Tree
 from grpo.errors import install
-from grpo.workers import processors
+from grpo.processors import processors
 
 
 @dataclass(frozen=True)

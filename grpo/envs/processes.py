@@ -26,9 +26,10 @@ from grpo.envs.serial import MAKING, NOBODY, Make, SerialFleet, Watch, when
 from grpo.envs.shared_memory import SharedObservations, share
 from grpo.envs.spread import Parted, SpreadFleet, calls, name_of_factory
 from grpo.errors import line
+from grpo.processors import processors
 from grpo.run import output
 from grpo.run.guard import again, unguarded_script
-from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished, processors
+from grpo.workers import START_TIMEOUT, CannotStart, Outcome, Worker, close_all, finished
 
 
 class ProcessFleet(SpreadFleet):

@@ -22,8 +22,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from grpo.processors import processors
 from grpo.run.signals import StopSignals
-from grpo.workers import processors
 
 PERIOD = 0.2
 """Seconds between looks at whether somebody wants to stop."""

@@ -25,11 +25,11 @@ from grpo.app.many.space import Space, Study, first_word, grid, space_of, told
 from grpo.app.settings import COMMAND_LINE, Resolved
 from grpo.app.trust import untrusted
 from grpo.config import ConfigError
+from grpo.processors import processors
 from grpo.run.files import FolderError
 from grpo.run.folder import RunFolder
 from grpo.run.signals import StopSignals
 from grpo.run.stepping import EXIT_CODES
-from grpo.workers import processors
 
 if TYPE_CHECKING:
     from grpo.app.many.together import Together

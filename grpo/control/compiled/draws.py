@@ -21,6 +21,9 @@ ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
 
 def quick(key: Any) -> Any:
     """The same key, whose draws are written out; for what stays in the program (environments get JAX's own)."""
+    partitionable = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
+    if str(jax.random.key_impl(key)) != "threefry2x32" or not partitionable:
+        return key  # other bits were asked for
     return jax.random.wrap_key_data(jax.random.key_data(key), impl=_QUICK)
 
 

@@ -28,9 +28,10 @@ from grpo.errors import ConfigError, line, warn
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
 from grpo.language.rewards.given import name_of, resolve, tokenizers_of, unique
 from grpo.lazy import lazily
+from grpo.processors import processors
 from grpo.run.functions import FromFile
 from grpo.run.guard import again, unguarded_script
-from grpo.workers import CannotStart, Feed, Outcome, Pool, processors
+from grpo.workers import CannotStart, Feed, Outcome, Pool
 
 if TYPE_CHECKING:
     from grpo.language.rewards.known import (

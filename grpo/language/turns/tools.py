@@ -22,7 +22,8 @@ from typing import Any
 
 from grpo.errors import ConfigError, line
 from grpo.language.turns.loops import GRACE, Loop, asynchronous
-from grpo.workers import Pool, processors
+from grpo.processors import processors
+from grpo.workers import Pool
 
 LONGEST = 2_000
 """Characters of an answer; the rest is cut."""

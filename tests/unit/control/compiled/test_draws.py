@@ -37,3 +37,10 @@ def test_draws_are_those_of_jax() -> None:
         keys = jax.random.split(key, 4)
         together = jax.vmap(lambda key: jax.random.normal(quick(key), (3,)))(keys)
         np.testing.assert_array_equal(together, [jax.random.normal(key, (3,)) for key in keys])
+
+
+def test_other_numbers_of_jax_are_left_to_it() -> None:
+    for name in ("rbg", "threefry2x32"):
+        with jax.threefry_partitionable(name == "rbg"):
+            key = jax.random.key(3, impl=name)
+            assert quick(key) is key
