@@ -3,13 +3,15 @@
     python bench/walkers.py --jobs 2                    # all that is missing, into bench/results/walkers.json
     python bench/walkers.py --tasks hopper --methods variants --jobs 2
     python bench/walkers.py --table --draw docs/figures/walkers.png --page docs/control.md
+    python bench/walkers.py --parts --jobs 2 --page docs/control.md    # what HalfCheetah owes to parts of the value
 
 A job is one (task, method, seed): a process with one thread, until its CPU seconds or its environment steps are spent.
 A look every 10,000 steps is the mean greedy return of ten episodes on starts that nobody trains on, the same for
 everybody; what looking costs is not counted. After each look the job writes its curve into a file of its own
 (`--folder`), so a job that is cut leaves what it had, and is begun again next time. Reached means: at two looks in a
 row. `ours` is the preset of the task's name, `critic` the same with advantage=critic, a variant the same with what
-VARIANTS says, for fewer steps.
+VARIANTS says, for fewer steps. --parts plays some variants on HalfCheetah, five seeds of their own, equally many steps
+each, into bench/results/walkers_parts.json.
 """
 
 from __future__ import annotations
@@ -35,6 +37,15 @@ from pages import put_into
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "walkers.json"
+PARTS = {
+    "ours": "the preset: a value that is solved for",
+    "critic": "a learned critic instead",
+    "lambda-1": "λ = 1: only what was paid",
+    "features-0": "no random features: linear in what is seen",
+    "memory-0": "no memory of earlier steps",
+    "start-linear": "no value to bootstrap from: whole episodes against their group, linear baseline",
+}
+PARTS_RESULTS = RESULTS.with_name("walkers_parts.json")
 METHODS = ("sb3", "ours", "critic")
 """The slowest first, so that all end together."""
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -220,7 +231,9 @@ def schedule(args: argparse.Namespace) -> None:
         for method in (*METHODS, *VARIANTS) if method in asked
         for seed in seeds
         for task in args.tasks.split(",")
-        if method == "ours" or task in (COMPARED if method in (*METHODS, "start-linear") else COMPARED[:1])
+        if args.parts
+        or method == "ours"
+        or task in (COMPARED if method in (*METHODS, "start-linear") else COMPARED[:1])
         if not finished(args.folder / f"{task}-{method}-{seed}.json")
     ]  # fmt: skip
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -315,6 +328,29 @@ def variants_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(head + [line for _, line in sorted(found, reverse=True)]) + "\n"
 
 
+def parts_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: of each part the mean of the last five looks of every seed, and how the best look compares."""
+    lines = [
+        "| halfcheetah | last 5 looks, a seed each | median | best look, median | CPU s |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for method, told in PARTS.items():
+        mine = [row for row in rows if row["method"] == method]
+        ends = [statistics.mean(point[2] for point in row["curve"][-5:]) for row in mine]
+        best, spent = ([pick(row["curve"]) for row in mine] for pick in (_best, lambda curve: curve[-1][1]))
+        if mine:
+            shown = ", ".join(f"{end:,.0f}" for end in ends)
+            middles = (
+                f"{statistics.median(ends):,.0f} | {statistics.median(best):,.0f} | {statistics.median(spent):.0f}"
+            )
+            lines.append(f"| {told} | {shown} | {middles} |")
+    return "\n".join(lines) + "\n"
+
+
+def _best(curve: list[Any]) -> float:
+    return float(max(point[2] for point in curve))
+
+
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Greedy return against environment steps and CPU seconds, a line a seed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -372,8 +408,13 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="run nothing")
     parser.add_argument("--draw", type=Path, metavar="PNG")
     parser.add_argument("--page", type=Path, metavar="MD", help="write the tables into this page, between its marks")
+    parser.add_argument("--parts", action="store_true", help=f"{', '.join(PARTS)} on HalfCheetah, five seeds")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.parts:
+        args.tasks, args.methods, args.seeds, args.first_seed = "halfcheetah", ",".join(PARTS), 5, 120
+        args.steps, args.results = VARIANT_STEPS, PARTS_RESULTS
+        args.folder = args.folder.with_name(f"{args.folder.name}-parts")
     if args.job:
         task, method, seed = args.job.split(",")
         changes = dict(item.split("=", 1) for item in args.set)
@@ -382,6 +423,11 @@ def main() -> None:
     if not args.table:
         schedule(args)
     rows = merged(args.folder, args.results)
+    if args.parts:
+        print(parts_table(rows), end="")
+        if args.page:
+            put_into(args.page, "walkers.py --parts", parts_table(rows))
+        return
     tables = [table(rows)] + [variants_table(rows)] * any(row["method"] in VARIANTS for row in rows)
     print("\n".join(tables), end="")
     if args.page:

@@ -46,7 +46,7 @@ from grpo.app.settings import flag_layer, preset_layer, resolve
 RESULTS = Path(__file__).parent / "results"
 SUITE = {"swingup": "cartpole-swingup", "cup": "ball_in_cup-catch", "reacher": "reacher-easy", "walker": "walker-walk"}
 """The tasks that share a table and a picture."""
-WAYS = {"": "", "_scaled": ", scaled observations", "_limited": ", scaled, max_std=1"}
+WAYS = {"": "", "_held": ", max_std=1", "_scaled": ", scaled observations", "_limited": ", scaled, max_std=1"}
 """What a task was run with, as file names have it and as the table says it."""
 LOOKS = 5
 """Looks that are averaged beside the last one: a look is twenty episodes, and a policy changes between them."""
@@ -239,7 +239,7 @@ def draw_suite(folder: Path, path: Path) -> None:
     """Greedy and drawn return of each task against decisions, a line a seed; chance is a level."""
     from matplotlib.figure import Figure
 
-    colours = {("group", ""): "tab:blue", ("critic", ""): "tab:orange",
+    colours = {("group", ""): "tab:blue", ("critic", ""): "tab:orange", ("group", "_held"): "tab:cyan",
                ("group", "_scaled"): "tab:green", ("group", "_limited"): "tab:purple"}  # fmt: skip
     found = {
         task: [(cell, way) for way in WAYS for cell in read(folder / f"worldmodel_{task}{way}.json")["cells"]]
@@ -267,7 +267,7 @@ def draw_suite(folder: Path, path: Path) -> None:
     for (actor, way), colour in colours.items():
         figure.axes[0].plot([], [], color=colour, label=f"{actor}{WAYS[way]}")
     figure.axes[0].plot([], [], color="black", lw=0.9, ls=":", label="drawn evenly")
-    figure.legend(loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
     figure.savefig(path, dpi=100)
 
 
@@ -285,8 +285,8 @@ def draw_film(path: Path) -> None:
 def table(folder: Path) -> str:
     """Markdown: what each seed came to, on fresh starts at the end and as a mean of the last looks.
 
-    `worldmodel_TASK_scaled.json` is the same with `scale_observations`, `…_limited.json` with `max_std` as well, as far
-    as they were run.
+    `worldmodel_TASK_held.json` is the same with `max_std`, `…_scaled.json` with `scale_observations`, `…_limited.json`
+    with both, as far as they were run.
     """
     looks = [f"{name}, last {LOOKS} looks" for name in ("greedy", "drawn")]
     names = ["task", "actor", "greedy", "drawn", *looks, "decisions"]
