@@ -187,15 +187,16 @@ def test_a_server_that_wants_no_push_is_taken_out_and_the_others_go_on(start):
 
 
 def test_rows_under_way_go_on_with_new_weights_and_tokens_keep_their_versions(start):
-    doubles = [Double(token_seconds=0.01), Double(token_seconds=0.01)]
+    doubles = [Double(), Double()]
     engine = connect(*(start(double) for double in doubles), ahead=True)
     before = tiny_model()
+    for double in doubles:
+        double.hold = 4
     groups = engine.stream(PROMPTS, 2, Sampling(40), range(8))
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(lambda: dict(groups))
-        while sum(len(double.asked) for double in doubles) < 30:
+        while not all(double.holding for double in doubles):
             time.sleep(0.005)
-        time.sleep(0.05)
         with torch.no_grad():
             engine.model.lm_head.weight.mul_(1.5)
         engine.refresh(1)

@@ -42,6 +42,10 @@ class Double:
         self.lock, self.released = threading.RLock(), threading.Event()
         self.paused = False
         self.epoch = 0
+        self.hold: int | None = None
+        """Tokens after which a row waits for the next pause, which ends this; None: none does."""
+        self.holding = 0
+        """Rows that have waited so."""
 
     def answer(self, method, path, query, body):
         known = API["routes"].get(path)
@@ -74,7 +78,7 @@ class Double:
     def at_pause(self, query, body):
         assert query == {"mode": ["abort"], "clear_cache": ["true"]}
         with self.lock:
-            self.paused = True
+            self.paused, self.hold = True, None
             self.epoch += 1
         return 200, {"status": "paused"}
 
@@ -144,6 +148,10 @@ class Double:
         ids, logp = list(body["prompt"]), []
         ends = {EOS} if not body.get("ignore_eos") else set(body.get("stop_token_ids", ()))
         for _ in range(body["max_tokens"]):
+            if self.hold == len(logp):
+                self.holding += 1
+                while self.epoch == began:
+                    time.sleep(0.002)
             if self.epoch != began:
                 return ids[len(body["prompt"]) :], logp, "abort"
             if self.token_seconds:
