@@ -19,13 +19,9 @@ def test_the_readme_states_what_was_measured():
     steps = [[page["_median"](control, task, peer, "env_steps") for peer in ("sb3", "ours")] for task in page["TASKS"]]
     shares = [theirs / own for theirs, own in steps if theirs and own]
     assert len(shares) == 5 and f"{min(shares):.1f} to {max(shares):.1f} of our environment steps" in README
-    found, dream = (page["results"](name) for name in ("worldmodel_speed_gpu", "worldmodel_dream_gpu"))
-    jax = next(cell["turns"]["jax"] for cell in found["cells"] if cell["operation"] == "imagine")
-    steps = dream["futures"] * dream["steps"]
-    theirs = median(steps * turn["calls"] / turn["wall_s"] for turn in jax)
-    own = 1e3 * steps / dream["rows"]["tf32, compiled, captured (the default)"]["wall_ms"]
-    updates = 1 / page["_rates"](found)["update"]
-    assert f"{updates:.2f} of our updates on vectors, {theirs / own:.2f} of our imagined steps" in README
+    rates = page["_rates"](page["results"]("worldmodel_speed_gpu"))
+    jax = f"{1 / rates['update']:.2f} of our updates on vectors and {1 / rates['imagine']:.1f} × our imagined steps"
+    assert f"{jax}; since then a dream of ours takes {page['_dream_share']():.2f} of its time" in README
 
 
 def test_the_readmes_pictures_load_fast():

@@ -25,12 +25,15 @@ def test_processors_are_those_that_a_process_may_run_on():
         ({"LOCAL_WORLD_SIZE": "4"}, 96, 24),  # torchrun binds nobody …
         ({"LOCAL_WORLD_SIZE": "8"}, 12, 12),  # … srun may have given each rank its own
         ({"LOCAL_WORLD_SIZE": "128"}, 96, 1),
+        ({"LOCAL_WORLD_SIZE": "0"}, 12, 12),
         ({"OMP_PROC_BIND": "true"}, 1, 96),
+        ({"OMP_PROC_BIND": "false", "OMP_PLACES": "cores"}, 12, 12),
+        ({"OMP_PLACES": "cores"}, 1, 96),
         ({"OMP_PROC_BIND": "true", "LOCAL_WORLD_SIZE": "2"}, 1, 48),
     ],
 )
 def test_processors_are_those_of_a_rank_and_not_of_a_thread(monkeypatch, variables, bound, expected):
-    for name in ("LOCAL_WORLD_SIZE", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"):
+    for name in ("LOCAL_WORLD_SIZE", "OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
