@@ -14,6 +14,7 @@ from grpo.core import teachers
 from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.looking import make_speaker
 from grpo.language.model.teacher import NoTeacher
+from grpo.learners import marked
 from grpo.protocols import CollectRequest
 from grpo.recipes import RECIPES
 from tests.unit.language.functions import never
@@ -162,6 +163,20 @@ def test_an_average_of_itself_teaches(lora):
     assert not torch.allclose(told, own, atol=1e-3)
 
 
+def test_without_a_reward_the_shortest_learn_or_some_at_random():
+    """No reward makes no try worth less than the others."""
+    for by in ("length", "random"):
+        how = {"loss_type": "opd", "group_size": 8, "max_completion_length": 9, "select": 3, "select_by": by}
+        trainer = make(model=tiny_model(1), expert=tiny_model(7), **how)
+        rollouts = trainer.source.collect(request()).rollouts
+        found = marked(rollouts, trainer.config, 0).learns_N.view(2, 8)
+        length = rollouts.mask_NT.sum(1).view(2, 8)
+        assert found.sum(1).tolist() == [3, 3] and not found[:, :3].all()  # not just the first
+        if by == "length":
+            assert all(max(length[g][found[g]]) <= min(length[g][~found[g]]) for g in range(2))
+        assert trainer.step()["grad_norm"] > 0
+
+
 def test_any_column_can_be_told():
     rows = [row | {"hint": f"{{prompt}} {row['answer']}"} for row in ROWS]
     trainer = make(loss_type="opsd", teacher_template="{prompt} {{x}} {hint}", data=rows)
@@ -201,6 +216,8 @@ def test_what_cannot_be(tmp_path):
         make(model=big, expert=big, loss_type="gkd", teacher_top_k=100_000)
     with pytest.raises(ConfigError, match="teacher_sees=success shows tries of the whole group"):
         make(loss_type="sdpo", select=2, rewards=[never])
+    with pytest.raises(ConfigError, match="select_by=variance compares rewards, and there is none; take select_by=len"):
+        make(loss_type="opd", expert=tiny_model(7), select=2)
     with pytest.raises(ConfigError, match="teacher_decay has no effect here: it needs a model that teaches itself"):
         GRPOConfig(recipe="opd", teacher="x", teacher_decay=0.9)
     with pytest.raises(ConfigError, match=r'"sdpo" shows the teacher tries that succeeded .* no reward says which did'):
