@@ -323,6 +323,7 @@ def test_where_no_try_is_better_than_another_the_teacher_teaches(beside, tmp_pat
     trainer = make(tmp_path, model=tiny_model(1), expert=tiny_model(7), rewards=[never] if beside else None, **how)
     assert trainer.train(steps=1, progress="plain")[-1]["grad_norm"] > 0
     assert "ended=done" in (out := capsys.readouterr().out) and "nothing was learned" not in out
+    assert " teacher_kl=" in out  # without a reward the number that says whether it learns
 
 
 @pytest.mark.parametrize("name", RECIPES)
