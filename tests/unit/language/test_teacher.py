@@ -262,6 +262,19 @@ def test_a_teacher_that_does_not_fit_is_refused_with_its_size(tmp_path, monkeypa
     monkeypatch.setattr("grpo.language.model.teacher.loading.load_model", full)
     with pytest.raises(ConfigError, match=r"does not fit: its weights take 0.0 GiB; take a smaller one, a LoRA"):
         make(model=tiny_model(1), teacher=path)
+    stored = tmp_path / "hub" / "models--some--teacher" / "snapshots" / "0123" / "model.safetensors"
+    stored.parent.mkdir(parents=True)
+    (stored.parent / "config.json").write_text("{}")
+    with stored.open("wb") as file:
+        file.truncate(3 << 30)  # nothing of it is on the disk
+    (stored.parents[2] / "refs").mkdir()
+    (stored.parents[2] / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("grpo.language.model.teacher.earlier.tokenizer_of", lambda named: tiny_tokenizer())
+    with pytest.raises(ConfigError, match=r"teacher=some/teacher does not fit: its weights take 3.0 GiB; take a small"):
+        make(model=tiny_model(1), teacher="some/teacher")
+    with pytest.raises(ConfigError, match=r"teacher=un/known does not fit; take a smaller one"):
+        make(model=tiny_model(1), teacher="un/known")
 
 
 @pytest.fixture(scope="module")
