@@ -29,7 +29,7 @@ PRESET = "smollm-arithmetic"
 RESULTS = Path(__file__).resolve().parent / "results" / "teacher_smollm.json"
 FLAGS = {"groups_per_step": 16, "preflight": False, "eval_on_start": False, "reward_workers": 1}
 """Beside the preset's own settings."""
-SHOWN = "{prompt} = {answer}"
+SHOWN = "This is right: {prompt} = {answer}"
 WAYS: dict[str, dict[str, Any]] = {
     "opd": {"recipe": "opd", "teacher": "TRAINED"},
     "opsd": {"recipe": "opsd", "teacher_template": SHOWN},
@@ -109,7 +109,7 @@ def main() -> None:
 
     found: dict[str, Any] = {"model": Path(given.model).name, "flags": FLAGS | flags, "steps": given.steps}
     found |= {"versions": cells.versions(), "machine": cells.machine("cuda" if torch.cuda.is_available() else "cpu")}
-    found["seeds"] = {}
+    found |= {"template": SHOWN, "seeds": {}}
     if given.teacher:
         by_another(given, model, flags, found)
         return

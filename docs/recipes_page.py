@@ -169,7 +169,8 @@ learns from 16 of them. All 64 are rewarded and all are compared with, so that m
 | `length` | the shortest | GFPO, arXiv:2508.09726 |
 | `random` | any: right on average, to compare the others with | |
 
-Both papers take mean and deviation of the chosen tries; here they are of all that were sampled.
+Both papers take mean and deviation of the chosen tries; here they are of all that were sampled. Where a teacher alone
+teaches and nothing is rewarded, `length` and `random` choose.
 
 ## What is not a row, and why
 
@@ -257,7 +258,8 @@ def teacher() -> str:
     lines = [
         "**A teacher or a reward**: tokens until a tiny student answers as many of 1,000 held-out sums (`addition`) as "
         f"its teacher, less 0.01, from the same start; at most {known['steps']} steps of 64 answers, a learning rate "
-        "that falls to 0 (CPU; `python bench/teacher.py`; in brackets its accuracy at the end):",
+        f"that falls to 0 from {_rates(known['ways'])} (CPU; `python bench/teacher.py`; in brackets its accuracy at "
+        "the end):",
         "",
         "| | " + " | ".join(_start(seed, row) for seed, row in found.items()) + " |",
         "|---|" + "---|" * len(found),
@@ -275,6 +277,14 @@ def teacher() -> str:
         "the whole distribution (`teacher_in=loss teacher_over=top_k`, or `gkd`) has no such noise.",
     ]
     return "\n".join(lines)
+
+
+def _rates(ways: dict[str, dict[str, Any]]) -> str:
+    """Learning rates, and whose each is."""
+    whose: dict[float, list[str]] = {}
+    for way, settings in ways.items():
+        whose.setdefault(settings["learning_rate"], []).append(way)
+    return ", ".join(f"{rate:g} ({'; '.join(names)})" for rate, names in whose.items())
 
 
 def _as_right(found: dict[str, Any], way: str) -> str:

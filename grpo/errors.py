@@ -43,6 +43,10 @@ class SamplesFailed(RuntimeError):
     """Samples failed on the first step, where it is still cheap to find out why."""
 
 
+class Unanswered(RuntimeError):
+    """A server that a run cannot do without did not give what it was asked for, in one line."""
+
+
 class RanksLost(RuntimeError):
     """Another rank of the run is gone or cannot be reached: this one leaves at once and saves nothing."""
 

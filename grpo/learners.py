@@ -11,6 +11,7 @@ from torch import Tensor
 
 from grpo.config import GRPOConfig
 from grpo.core import selection
+from grpo.core.arrays import astype
 from grpo.credit import trajectory_reward
 from grpo.experience import Experience, learners
 from grpo.protocols import SequencePolicy
@@ -30,6 +31,8 @@ def marked(rollouts: Rollouts, config: GRPOConfig, step: int, attempt: int = 0) 
     if rollouts.episode_N is not None:
         raise ValueError("select chooses single rows of a group, and here several make one episode (episode_N)")
     reward_N, weight_N = trajectory_reward(rollouts, config.recipe)
+    if config.select_by in ("length", "random") and not config.recipe.outcome_coef:  # there may be no reward at all
+        weight_N = astype(rollouts.scored_N, weight_N)
     if config.recipe.mask_truncated and rollouts.status_N is not None:  # those would not learn
         weight_N = weight_N * (rollouts.status_N != Status.TRUNCATED)
     group_N, count = rollouts.group_N, config.select

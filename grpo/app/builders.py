@@ -16,7 +16,7 @@ from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
 from grpo.distributed import group
-from grpo.errors import RankFailed, RanksDiffer, RanksLost, SamplesFailed, install
+from grpo.errors import RankFailed, RanksDiffer, RanksLost, SamplesFailed, Unanswered, install
 from grpo.run import start as door
 from grpo.run.config import RunConfig
 from grpo.run.files import FolderError
@@ -229,7 +229,7 @@ def _guarded(job: Callable[[], Summary]) -> int:
         return summary.exit_code
     except (FolderError, TrackerError, ConfigError) as error:
         return _failed(told(error), BAD_SETTINGS)
-    except (Diverged, SamplesFailed, RankFailed, RanksDiffer, RanksLost, OSError) as error:
+    except (Diverged, SamplesFailed, Unanswered, RankFailed, RanksDiffer, RanksLost, OSError) as error:
         return _failed(told(error), FAILED, is_why=type(error) is not RanksLost)
     except MemoryError as error:
         what = f" ({told(error)})" if str(error) else ""

@@ -24,6 +24,7 @@ from grpo.dialects.spelling import (
 _CRITIC = "its GRPO has no critic; a room with one has settings of its own"
 _ACTOR_CRITIC = "that trains a critic too; in control advantage=critic does, with loss_type: actor"
 _TURNS = "a conversation is judged as a whole, also by grpo_dynamic; give advantage_mode: trajectory"
+_TAUGHT = "that is a recipe here: --recipe opd with a teacher (--teacher PATH for language models, teacher= in Python)"
 _MEMORY = "memory alone: passes are cut by tokens_per_microbatch or rows_per_microbatch, with the same gradient"
 _ASYNCHRONOUS = "every try is sampled by the policy that learns from it"
 
@@ -40,7 +41,7 @@ _ADVANTAGES = choice(
         "gae": _ACTOR_CRITIC,
         "embodied_gae": _ACTOR_CRITIC,
         "reinpp": "that is a recipe here: loss_type: reinforce++, or reinforce++_baseline, and no adv_type",
-        "opd": "distillation needs a teacher; nothing here has one",
+        "opd": _TAUGHT,
     },
 )
 _LOSSES = choice(
@@ -50,7 +51,7 @@ _LOSSES = choice(
         "decoupled_actor_critic": _ACTOR_CRITIC,
         "embodied_ppo": _ACTOR_CRITIC,
         "embodied_sac": "soft actor-critic is another algorithm",
-        "opd": "distillation needs a teacher; nothing here has one",
+        "opd": _TAUGHT,
     },
     otherwise=lambda value: {"loss_type": value},
 )

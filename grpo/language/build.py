@@ -15,7 +15,7 @@ from grpo import together
 from grpo.capabilities import Teaches
 from grpo.config import ConfigError
 from grpo.errors import warn
-from grpo.language.checks import ONLY_WHOLE
+from grpo.language.checks import ONLY_WHOLE, expect_choice
 from grpo.language.comparing import expect_comparable
 from grpo.language.compat.environments import EnvironmentConversation, rows_for
 from grpo.language.compat.rollouts import RolloutFunction
@@ -171,6 +171,7 @@ def expect_judged(config: LanguageConfig, rewards: Rewards, player: Player, teac
             f'recipe "{config.recipe.name}" shows the teacher tries that succeeded (teacher_sees=success), and no '
             "reward says which did: give reward_funcs, or set rewards to a built-in name or file.py:function"
         )
+    expect_choice(config, not unjudged)
     expect_names(config, rewards.names)
 
 

@@ -65,6 +65,15 @@ def notices(config: LanguageConfig) -> list[str]:
     return found
 
 
+def expect_choice(config: LanguageConfig, rewarded: bool) -> None:
+    """Refuse to choose by rewards among tries that nobody rewards."""
+    if not rewarded and config.select is not None and config.select_by in ("variance", "extremes"):
+        raise ConfigError(
+            f"select_by={config.select_by} compares rewards, and there is none; take select_by=length or random, or "
+            "give reward_funcs, or set rewards to a built-in name or file.py:function"
+        )
+
+
 def check(config: LanguageConfig) -> None:
     """What the room alone knows."""
     if config.memory is not None:

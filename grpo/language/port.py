@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from grpo.config import ConfigError
+from grpo.errors import Unanswered
 
 TRANSIENT = {408, 429, 502, 503, 504}
 """Answers of a server that is overloaded or on its way; others do not get better by asking again."""
@@ -22,7 +23,7 @@ MOVED = range(300, 400)
 LOST = (OSError, http.client.HTTPException)
 
 
-class ServerFailed(RuntimeError):
+class ServerFailed(Unanswered):
     """A server did not do what was asked of it; another one, or this one later, may."""
 
 
@@ -126,7 +127,7 @@ class Port:
                     return None
                 problem = f"{status} {message(text)}"
                 if status not in TRANSIENT:
-                    kind = ServerFailed if status >= 500 else RuntimeError
+                    kind = ServerFailed if status >= 500 else Unanswered
                     raise kind(f"{self}{path} refused: {problem}{self.remedy(path, problem)}")
             except HungUp:
                 raise

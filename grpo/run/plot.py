@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from grpo.run.files import write_atomic
 from grpo.run.folder import RunFolder
 
-PANELS = ("reward", "kl", "entropy", "clip_ratio/region_mean", "grad_norm")
+PANELS = ("reward", "kl", "teacher_kl", "entropy", "clip_ratio/region_mean", "grad_norm")
 """Drawn where a run has them."""
 
 

@@ -21,7 +21,7 @@ from grpo.run.timing import in_words
 if TYPE_CHECKING:
     from grpo.run.loop import Summary
 
-SHOWN = ("reward", "kl", "entropy", "grad_norm")
+SHOWN = ("reward", "kl", "teacher_kl", "entropy", "grad_norm")
 """Metrics that fit on a line."""
 
 

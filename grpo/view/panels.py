@@ -8,14 +8,14 @@ from typing import Any
 
 HEADLINE = (
     "reward", "return", "success", "eval/accuracy", "eval/return", "regret_total", "best_arm_probability",
-    "completions/mean_length", "episode_length", "frac_reward_zero_std", "kl", "entropy",
+    "completions/mean_length", "episode_length", "frac_reward_zero_std", "kl", "teacher_kl", "entropy",
 )  # fmt: skip
 """What a run is about, before what all share."""
 PANELS: tuple[tuple[str, str], ...] = (
     ("Reward", r"reward|reward_std|rewards/.*|return|return_std|success|regret|regret_total|avg_reward"),
     ("Evaluation", r"eval/.*|before/.*|warm_start/.*"),
     ("Signal", r"frac_reward_zero_std|attempts|failed|truncated|completions/clipped_ratio|best_arm_probability"),
-    ("Policy", r"kl|kl_divergence|approx_kl|ratio|entropy"),
+    ("Policy", r"kl|kl_divergence|teacher_kl|approx_kl|ratio|entropy"),
     ("Clipping", r"clip_ratio/.*"),
     ("Staleness", r"staleness(/max)?|mismatch_kl"),
     ("Lengths", r"length|completions/.*length|episode_length"),

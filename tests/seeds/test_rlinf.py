@@ -209,6 +209,7 @@ def test_so_many_minibatches_are_so_many_updates():
     [
         ("adv_type: gae", r"adv_type: 'gae' is not done here: .*advantage=critic"),
         ("adv_type: reinpp", r"loss_type: reinforce\+\+"),
+        ("adv_type: opd", r"'opd' is not done here: that is a recipe here: --recipe opd with a teacher"),
         ("adv_type: grop", r"'grop' is not one of grpo, .*did you mean \"grpo\""),
         ("loss_type: actor_critic", "not done here: .*critic"),
         ("loss_type: dr_grop", 'did you mean "dr_grpo"'),

@@ -15,7 +15,7 @@ from grpo.credit import advantages
 from grpo.experience import Experience, with_gates
 from grpo.objective import objective
 from grpo.recipes import CHOICES, RECIPES, Recipe, recipe, table_markdown, table_text
-from grpo.rollouts import Rollouts, Scores
+from grpo.rollouts import Rollouts, Scores, Taught
 
 REQUIRED = [
     "grpo",
@@ -58,6 +58,20 @@ def tries(actions, logp, rewards, groups, turns=False):
     )
 
 
+def lesson(actions, teacher_logits):
+    """What a teacher with these logits (rows, choices) says: of what was sampled, and of its likeliest choices."""
+    logp = teacher_logits.log_softmax(-1)
+    best = logp.topk(3, -1)
+    return Taught(logp.gather(-1, actions[:, None]), best.indices[:, None], best.values[:, None])
+
+
+def scores_of(logits, actions, choice_NTK=None):
+    """Of one decision a row."""
+    logp = logits.log_softmax(-1)
+    choices = None if choice_NTK is None else logp.gather(-1, choice_NTK[:, 0])[:, None]
+    return Scores(logp.gather(-1, actions[:, None]), choice_logp_NTK=choices)
+
+
 def test_the_required_rows_are_there():
     assert set(REQUIRED) <= set(RECIPES)
     for name, row in RECIPES.items():
@@ -74,8 +88,12 @@ def test_rows_differ():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_twenty_steps_on_a_softmax_bandit(name):
-    """Finite throughout, a gradient at every step that has signal, and the best arm gains."""
+    """Finite throughout, a gradient at every step that has signal, and the best arm gains; or what a teacher takes.
+
+    Rewards pay nothing where a teacher alone teaches, so that only its term can move the policy.
+    """
     variant = recipe(name, beta=0.0)
+    teacher = torch.tensor([0.0, 0.0, 0.0, 3.0, 0.0], dtype=torch.float64).expand(32, 5)
     generator = torch.Generator().manual_seed(0)
     logits = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)  # two starts, five arms
     optimizer = torch.optim.Adam([logits], lr=0.1)
@@ -86,10 +104,12 @@ def test_twenty_steps_on_a_softmax_bandit(name):
             actions = torch.multinomial(logits.softmax(-1)[groups], 1, generator=generator).squeeze(-1)
             old_logp = logits.log_softmax(-1)[groups, actions]
         noise = 0.05 * torch.rand(32, generator=generator, dtype=torch.float64)
-        rewards = PAYOFF[actions] + noise
+        rewards = (PAYOFF[actions] + noise) * bool(variant.outcome_coef)
         experience = Experience.build(tries(actions, old_logp, rewards, groups, bool(variant.turn_coef)), variant)
+        if variant.teacher_coef:
+            experience = experience.taught(lesson(actions, teacher), variant)
         for _ in range(2):
-            scores = Scores(logits.log_softmax(-1)[groups, actions][:, None])
+            scores = scores_of(logits[groups], actions, experience.rollouts.choice_NTK)
             priority = torch.rand(32, 1, generator=generator, dtype=torch.float64)
             batch = with_gates(experience, scores, variant, priority)
             terms = objective(scores, batch, variant)
@@ -101,6 +121,25 @@ def test_twenty_steps_on_a_softmax_bandit(name):
             optimizer.step()
     assert gradients[0] > 0 and sum(gradient > 0 for gradient in gradients) > 20  # of 40; tight clips hold some back
     assert (logits.softmax(-1)[:, 3] > 0.25).all(), logits.softmax(-1)  # uniform is 0.2
+
+
+TAUGHT = [name for name, row in RECIPES.items() if row.teacher_coef]
+
+
+@pytest.mark.parametrize("name", TAUGHT)
+def test_what_the_teacher_would_rather_do_becomes_likelier(name):
+    """And what it would not becomes less likely; a policy that is its teacher stays as it is."""
+    variant, actions = recipe(name), torch.tensor([0, 1])
+    logits = torch.zeros(2, 4, dtype=torch.float64)
+    for teacher, signs in ((torch.tensor([1.0, -1.0, 0.0, 0.0]).double(), (1, -1)), (logits[0], (0, 0))):
+        rewards = torch.tensor([0.0, 1.0]).double()  # against the teacher's word: they do not count here
+        experience = Experience.build(tries(actions, logits.log_softmax(-1)[:, 0], rewards, [0, 0]), variant)
+        experience = experience.taught(lesson(actions, teacher.expand(2, 4)), variant)
+        leaf = logits.clone().requires_grad_()
+        objective(scores_of(leaf, actions, experience.rollouts.choice_NTK), experience, variant).loss.backward()
+        pulled = -leaf.grad * (leaf.grad.abs() > 1e-12)  # float64, summed in another order
+        assert tuple(pulled[[0, 1], actions].sign().tolist()) == signs and torch.isfinite(leaf.grad).all()
+        assert bool(pulled.any()) == any(signs)
 
 
 @pytest.mark.parametrize("name", RECIPES)

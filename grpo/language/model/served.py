@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from grpo.config import ConfigError
-from grpo.errors import warn
+from grpo.errors import Unanswered, warn
 from grpo.language.config import LanguageConfig
 from grpo.language.port import Port
 from grpo.language.samples import Sample
@@ -96,7 +96,7 @@ class ServedReader:
                 raise ValueError(f"token {beyond[0]} among the likeliest, which the student does not have")
             return found
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise RuntimeError(
+            raise Unanswered(
                 f"{self._port} answered without the log-probs of its prompt ({error}); it must be vLLM, with "
                 "prompt log-probs (`vllm serve TEACHER`), and nothing between that cuts answers short"
             ) from None

@@ -298,17 +298,37 @@ def model_of(config: LanguageConfig) -> tuple[LanguageConfig, Path | None]:
 
 def _loaded(config: LanguageConfig, named: LanguageConfig, saved: Path | None) -> Any:
     """The model that `teacher` names, as `model_of` found it."""
-    place = named.model
-    size = sum(file.stat().st_size for file in Path(place).glob("*.safetensors")) if Path(place).is_dir() else 0
-    told = f"teacher={config.teacher} does not fit: " + (f"its weights take {size / GIB:.1f} GiB" if size else "")
+    size = _stored(named)
     if device_of(config.device) == "cuda" and size > torch.cuda.mem_get_info()[0]:
-        raise ConfigError(f"{told} and {torch.cuda.mem_get_info()[0] / GIB:.1f} GiB of the GPU are free; {_SMALLER}")
+        free = f"{torch.cuda.mem_get_info()[0] / GIB:.1f} GiB of the GPU are free"
+        raise ConfigError(f"{_too_large(config, size)} and {free}; {_SMALLER}")
     try:
         if saved is not None:
             return earlier.load(named, saved)
         return _of_the_teacher(lambda: loading.load_model(named, trained_whole=False))
     except torch.OutOfMemoryError:
-        raise ConfigError(f"{told}; {_SMALLER}") from None
+        raise ConfigError(f"{_too_large(config, _stored(named))}; {_SMALLER}") from None  # by now it was fetched
+
+
+def _stored(named: LanguageConfig) -> int:
+    """Bytes of the model's weights on this machine, in a folder or in the hub's cache; 0: none are known."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    folder = Path(named.model)
+    if not folder.is_dir():
+        try:
+            found = try_to_load_from_cache(named.model, "config.json", revision=named.revision)
+        except HFValidationError:  # a .gguf file, or a model from scratch
+            return 0
+        if not isinstance(found, str):
+            return 0
+        folder = Path(found).parent
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _too_large(config: LanguageConfig, size: int) -> str:
+    return f"teacher={config.teacher} does not fit" + (f": its weights take {size / GIB:.1f} GiB" if size else "")
 
 
 def _of_the_teacher(load: Callable[[], Any]) -> Any:

@@ -9,9 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
+from grpo.cli import main
 from grpo.config import ConfigError
 from grpo.protocols import CollectRequest
-from tests.unit.language.test_teacher import make, whole
+from tests.unit.language.test_teacher import make, saved, whole
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -130,6 +131,21 @@ def test_answers_that_cannot_be_used_end_with_one_line(served, spoil, told):
     with pytest.raises(RuntimeError, match=told) as raised:
         trainer.step()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:. of 4 completions were cut off")
+def test_a_run_ends_with_that_line_alone(served, tmp_path, capsys):
+    """Before its first step, and in the midst of it."""
+    path = saved(tmp_path / "student", tiny_model(1))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1="}\n' * 4)
+    words = ["train", str(tmp_path / "rows.jsonl"), "opd", "--model", path, "--device", "cpu", "--group-size", "2"]
+    words += ["--max-completion-length", "4", "--groups-per-step", "2", "--run.steps", "1", "--teacher-timeout", "0.3"]
+    assert main([*words, "--logdir", str(tmp_path / "none"), "--teacher", "http://127.0.0.1:9"]) == 1
+    assert "grpo: teacher=http://127.0.0.1:9/v1/models did not answer within 0.3 s" in (said := capsys.readouterr().err)
+    assert "Traceback" not in said
+    served.spoil["/v1/completions"] = lambda text: (500, b"no room")
+    assert main([*words, "--logdir", str(tmp_path / "run"), "--teacher", served.url]) == 1
+    assert "/v1/completions refused: 500 no room" in (said := capsys.readouterr().err) and "Traceback" not in said
 
 
 def test_a_busy_server_is_asked_again(served):

@@ -14,6 +14,7 @@ from grpo.core import teachers
 from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.looking import make_speaker
 from grpo.language.model.teacher import NoTeacher
+from grpo.learners import marked
 from grpo.protocols import CollectRequest
 from grpo.recipes import RECIPES
 from tests.unit.language.functions import never
@@ -162,6 +163,20 @@ def test_an_average_of_itself_teaches(lora):
     assert not torch.allclose(told, own, atol=1e-3)
 
 
+def test_without_a_reward_the_shortest_learn_or_some_at_random():
+    """No reward makes no try worth less than the others."""
+    for by in ("length", "random"):
+        how = {"loss_type": "opd", "group_size": 8, "max_completion_length": 9, "select": 3, "select_by": by}
+        trainer = make(model=tiny_model(1), expert=tiny_model(7), **how)
+        rollouts = trainer.source.collect(request()).rollouts
+        found = marked(rollouts, trainer.config, 0).learns_N.view(2, 8)
+        length = rollouts.mask_NT.sum(1).view(2, 8)
+        assert found.sum(1).tolist() == [3, 3] and not found[:, :3].all()  # not just the first
+        if by == "length":
+            assert all(max(length[g][found[g]]) <= min(length[g][~found[g]]) for g in range(2))
+        assert trainer.step()["grad_norm"] > 0
+
+
 def test_any_column_can_be_told():
     rows = [row | {"hint": f"{{prompt}} {row['answer']}"} for row in ROWS]
     trainer = make(loss_type="opsd", teacher_template="{prompt} {{x}} {hint}", data=rows)
@@ -201,6 +216,8 @@ def test_what_cannot_be(tmp_path):
         make(model=big, expert=big, loss_type="gkd", teacher_top_k=100_000)
     with pytest.raises(ConfigError, match="teacher_sees=success shows tries of the whole group"):
         make(loss_type="sdpo", select=2, rewards=[never])
+    with pytest.raises(ConfigError, match="select_by=variance compares rewards, and there is none; take select_by=len"):
+        make(loss_type="opd", expert=tiny_model(7), select=2)
     with pytest.raises(ConfigError, match="teacher_decay has no effect here: it needs a model that teaches itself"):
         GRPOConfig(recipe="opd", teacher="x", teacher_decay=0.9)
     with pytest.raises(ConfigError, match=r'"sdpo" shows the teacher tries that succeeded .* no reward says which did'):
@@ -245,6 +262,19 @@ def test_a_teacher_that_does_not_fit_is_refused_with_its_size(tmp_path, monkeypa
     monkeypatch.setattr("grpo.language.model.teacher.loading.load_model", full)
     with pytest.raises(ConfigError, match=r"does not fit: its weights take 0.0 GiB; take a smaller one, a LoRA"):
         make(model=tiny_model(1), teacher=path)
+    stored = tmp_path / "hub" / "models--some--teacher" / "snapshots" / "0123" / "model.safetensors"
+    stored.parent.mkdir(parents=True)
+    (stored.parent / "config.json").write_text("{}")
+    with stored.open("wb") as file:
+        file.truncate(3 << 30)  # nothing of it is on the disk
+    (stored.parents[2] / "refs").mkdir()
+    (stored.parents[2] / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("grpo.language.model.teacher.earlier.tokenizer_of", lambda named: tiny_tokenizer())
+    with pytest.raises(ConfigError, match=r"teacher=some/teacher does not fit: its weights take 3.0 GiB; take a small"):
+        make(model=tiny_model(1), teacher="some/teacher")
+    with pytest.raises(ConfigError, match=r"teacher=un/known does not fit; take a smaller one"):
+        make(model=tiny_model(1), teacher="un/known")
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +336,7 @@ def test_where_no_try_is_better_than_another_the_teacher_teaches(beside, tmp_pat
     trainer = make(tmp_path, model=tiny_model(1), expert=tiny_model(7), rewards=[never] if beside else None, **how)
     assert trainer.train(steps=1, progress="plain")[-1]["grad_norm"] > 0
     assert "ended=done" in (out := capsys.readouterr().out) and "nothing was learned" not in out
+    assert " teacher_kl=" in out  # without a reward the number that says whether it learns
 
 
 @pytest.mark.parametrize("name", RECIPES)
