@@ -125,6 +125,7 @@ def test_kubernetes(capsys, nodes):
     ("words", "said"),
     [
         (["slurm", "bandit", "--nodes", "4", "--groups-per-step", "1"], "32 ranks would share 1 group"),
+        (["slurm", "gsm8k", "--nodes", "4"], "no model was named; give --model"),
         (["slurm", *WORDS, "--logdir", "x"], "--logdir is set by the job itself"),
         (["slurm", *WORDS, "--nonsense", "1"], "nonsense"),
         (["slurm", *WORDS, "--run.name", "a\ntouch x"], "has several lines"),
