@@ -97,10 +97,13 @@ class Meeting:
         try:
             self._store.set(f"phase/{self.rank}", phase)
         except RuntimeError as error:
-            raise RanksLost(
-                f"rank {self.rank} has lost the store where ranks meet ({line(error)}): whoever started the run, or "
-                "rank 0, is gone. Go on from the last checkpoint"
-            ) from error
+            raise self._gone(error, "Go on from the last checkpoint") from error
+
+    def _gone(self, error: RuntimeError, then: str) -> RanksLost:
+        return RanksLost(
+            f"rank {self.rank} has lost the store where ranks meet ({line(error)}): whoever started the run, or "
+            f"rank 0, is gone. {then}"
+        )
 
     def phases(self) -> dict[int, str]:
         """What each rank last said it does."""
@@ -146,6 +149,14 @@ class Meeting:
 
     def _round(self, what: str, text: str) -> list[str]:
         """What each rank wrote; names those that have not within the time."""
+        try:
+            return self._exchanged(what, text)
+        except RanksLost:
+            raise
+        except RuntimeError as error:
+            raise self._gone(error, "What ended it is in its own output; start again") from error
+
+    def _exchanged(self, what: str, text: str) -> list[str]:
         self._store.set(f"{what}/{self.rank}", text)
         here = self._store.add(f"{what}/here", 1)
         end = time.monotonic() + self.seconds

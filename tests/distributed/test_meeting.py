@@ -169,6 +169,8 @@ def test_a_store_that_is_gone_ends_a_rank():
 
     with pytest.raises(RanksLost, match="rank 1 has lost the store"):
         Meeting(Gone(), 1, 2, 1.0).say("collect")
+    with pytest.raises(RanksLost, match=r"rank 1 has lost the store.*start again"):
+        Meeting(Gone(), 1, 2, 1.0).agree({})
     Meeting(Gone(), 1, 2, 1.0).leave()
     Meeting(Gone(), 1, 2, 1.0).end()
 
