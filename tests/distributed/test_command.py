@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,11 @@ ROOT = Path(__file__).parents[2]
 BANDIT = ["bandit", "--groups-per-step", "5", "--checkpoint-every", "2", "--logdir"]
 
 
-def typed(folder, *words):
+def typed(folder, *words, **variables):
     """Exit code, output and errors of a command, one thread a process."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    environ |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environ |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(
         [sys.executable, "-m", *words], cwd=folder, env=environ, text=True, capture_output=True, timeout=300
     )
@@ -45,6 +46,16 @@ def test_what_cannot_be_gone_on_with_is_a_wrong_setting_on_every_rank(tmp_path):
     code, out, err = typed(tmp_path, "grpo", "train", "--resume", "nothing", "--ranks", "2")
     assert code == 2 and out == "" and list(tmp_path.iterdir()) == []
     assert all("nothing is no run folder" in line and line.startswith("grpo: rank ") for line in err.splitlines()), err
+
+
+def test_the_doctor_names_a_rank_that_does_not_come_in_one_line(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    first = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    code, out, err = typed(tmp_path, "grpo", "doctor", "--rank-timeout", "1", **first)
+    assert code == 1 and out == ""
+    assert err.startswith("grpo: rank 1 of 2 did not come within 1 s") and err.count("\n") == 1
 
 
 SCRIPT = """
