@@ -19,7 +19,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
-class ConfigError(ValueError):
+class Refused(Exception):
+    """What was asked for cannot be: a command ends with 2, on every rank."""
+
+
+class ConfigError(Refused, ValueError):
     """A setting that is wrong, in one line that says what to do."""
 
     def __init__(

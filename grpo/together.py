@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from grpo.capabilities import Divides, Teaches
-from grpo.errors import PassUnfinished, RankFailed, RanksDiffer, RanksLost, line
+from grpo.errors import ConfigError, PassUnfinished, RankFailed, RanksDiffer, RanksLost, Refused, line
 from grpo.experience import Experience
 from grpo.parcels import flat, whole
 from grpo.protocols import Alone, Collected, CollectRequest, Part, Ranks, RolloutSource, Slots, State, as_part, part
@@ -58,7 +58,7 @@ def attempted(ranks: Ranks, what: str, work: Callable[[], State]) -> list[State]
     except RanksLost:  # nobody would hear of it
         raise
     except Exception as error:
-        wrong, mine = error, State({"failed": line(error)}, {})
+        wrong, mine = error, _failed(error)
     try:
         found = ranks.gather(mine, what)
     except RanksLost as lost:
@@ -72,9 +72,21 @@ def attempted(ranks: Ranks, what: str, work: Callable[[], State]) -> list[State]
     if wrong is not None:
         raise wrong
     for rank, state in enumerate(found):
-        if "failed" in state.values:
-            raise RankFailed(f"rank {rank} failed at {what}: {state.values['failed']}")
+        _expect_done(rank, what, state)
     return found
+
+
+def _failed(error: Exception) -> State:
+    """What other ranks are told of an error, and whether it is what was asked for that cannot be."""
+    refused = isinstance(error, Refused)
+    return State({"failed": str(error) if refused else line(error), "refused": refused}, {})
+
+
+def _expect_done(rank: int, what: str, state: State) -> None:
+    """Raise where that rank has failed."""
+    if "failed" in state.values:
+        kind = ConfigError if state.values["refused"] else RankFailed
+        raise kind(f"rank {rank} failed at {what}: {state.values['failed']}")
 
 
 def of_the_network(error: Exception) -> bool:
@@ -90,12 +102,11 @@ def by_chief(ranks: Ranks, what: str, work: Callable[[], State]) -> State:
         try:
             mine = work()
         except Exception as error:
-            wrong, mine = error, State({"failed": line(error)}, {})
+            wrong, mine = error, _failed(error)
     found = ranks.broadcast(mine, what)
     if wrong is not None:
         raise wrong
-    if "failed" in found.values:
-        raise RankFailed(f"rank 0 failed at {what}: {found.values['failed']}")
+    _expect_done(0, what, found)
     return found
 
 

@@ -16,16 +16,14 @@ from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
 from grpo.distributed import group
-from grpo.errors import RankFailed, RanksDiffer, RanksLost, SamplesFailed, Unanswered, install
+from grpo.errors import RankFailed, RanksDiffer, RanksLost, Refused, SamplesFailed, Unanswered, install
 from grpo.run import start as door
 from grpo.run.config import RunConfig
-from grpo.run.files import FolderError
 from grpo.run.folder import Elsewhere, RunFolder
 from grpo.run.progress import told
 from grpo.run.redaction import hidden_in
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.stepping import Summary
-from grpo.run.trackers import TrackerError
 from grpo.run.trainer import GRPOTrainer
 from grpo.together import here
 from grpo.trainer import Diverged
@@ -227,7 +225,7 @@ def _guarded(job: Callable[[], Summary]) -> int:
         if summary.reason in (PREEMPTED, INTERRUPTED) and summary.folder is not None:
             print(f"go on with: grpo train --resume {summary.folder}{_confirmed(summary.folder)}")
         return summary.exit_code
-    except (FolderError, TrackerError, ConfigError) as error:
+    except Refused as error:
         return _failed(told(error), BAD_SETTINGS)
     except (Diverged, SamplesFailed, Unanswered, RankFailed, RanksDiffer, RanksLost, OSError) as error:
         return _failed(told(error), FAILED, is_why=type(error) is not RanksLost)

@@ -42,6 +42,7 @@ class Job:
 
 def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
     """The job's file; words: what `grpo train` is told, resolved: what that means."""
+    TASKS[resolved.task].expect_whole(resolved.config)  # here, not once the job's turn has come
     words, note = _with_work(words, resolved, job.ranks)
     resolved.config.expect_ranks(job.ranks)
     told = [word.partition("=")[0] for word in words]

@@ -15,7 +15,7 @@ from grpo.distributed.facts import settings, versions
 from grpo.distributed.places import Machine, Place
 from grpo.distributed.proof import proofs
 from grpo.distributed.start import start as start_processes
-from grpo.errors import ConfigError
+from grpo.errors import ConfigError, RanksLost
 from grpo.run.progress import told
 
 OK, FAILED, BAD_SETTINGS = 0, 1, 2
@@ -53,6 +53,8 @@ def take_part(place: Place, variables: Mapping[str, str], job: Callable[[], int]
     except ConfigError as error:
         print(f"grpo: {group.excuse(told(error)) or f'rank {place.rank}: '}{told(error)}", file=sys.stderr)
         code = BAD_SETTINGS
+    except RanksLost as error:
+        print(f"grpo: {told(error)}", file=sys.stderr)
     except BaseException as error:
         group.excuse(told(error))
         raise

@@ -34,6 +34,8 @@ SHOWN = 60
 """Characters of a value that differs."""
 WAITS = "waiting at "
 """Begins what a rank says that waits for others."""
+OTHERS = "excuse/others"
+"""Where a rank excuses itself whose number may be another's, too."""
 OWN = ("host", "pid", "gpu")
 """What every rank has for itself."""
 
@@ -75,15 +77,33 @@ class Meeting:
         except RuntimeError:  # the store is gone: so are they
             return
 
+    def expect_as_many(self) -> None:
+        """Raise where another machine counts other ranks than this one; the others hear of it too."""
+        first = int(self._store.compare_set("ranks", "", str(self.ranks)).decode())
+        if first == self.ranks:
+            return
+        why = (
+            f"rank {self.rank} was started as one of {self.ranks}, others as one of {first}; start every machine with "
+            "the same number of ranks, and no run beside another at one MASTER_PORT"
+        )
+        self._store.set(OTHERS, why)
+        self._store.add("excused", 1)
+        self._lingers = True
+        self.leave()
+        raise ConfigError(why)
+
     def say(self, phase: str) -> None:
         """Write down what this rank does from now on."""
         try:
             self._store.set(f"phase/{self.rank}", phase)
         except RuntimeError as error:
-            raise RanksLost(
-                f"rank {self.rank} has lost the store where ranks meet ({line(error)}): whoever started the run, or "
-                "rank 0, is gone. Go on from the last checkpoint"
-            ) from error
+            raise self._gone(error, "Go on from the last checkpoint") from error
+
+    def _gone(self, error: RuntimeError, then: str) -> RanksLost:
+        return RanksLost(
+            f"rank {self.rank} has lost the store where ranks meet ({line(error)}): whoever started the run, or "
+            f"rank 0, is gone. {then}"
+        )
 
     def phases(self) -> dict[int, str]:
         """What each rank last said it does."""
@@ -129,6 +149,14 @@ class Meeting:
 
     def _round(self, what: str, text: str) -> list[str]:
         """What each rank wrote; names those that have not within the time."""
+        try:
+            return self._exchanged(what, text)
+        except RanksLost:
+            raise
+        except RuntimeError as error:
+            raise self._gone(error, "What ended it is in its own output; start again") from error
+
+    def _exchanged(self, what: str, text: str) -> list[str]:
         self._store.set(f"{what}/{self.rank}", text)
         here = self._store.add(f"{what}/here", 1)
         end = time.monotonic() + self.seconds
@@ -144,7 +172,8 @@ class Meeting:
     def excuses(self) -> str:
         """What ranks have said that do not go on; empty: nobody has."""
         said = {rank: self._read(f"excuse/{rank}") for rank in range(self.ranks)}
-        return "; ".join(f"rank {rank}: {why}" for rank, why in said.items() if why)
+        counted = self._read(OTHERS)
+        return "; ".join([*(f"rank {rank}: {why}" for rank, why in said.items() if why), *filter(None, [counted])])
 
     def _absent(self, what: str) -> str:
         missing = [rank for rank in range(self.ranks) if self._read(f"{what}/{rank}") is None]
@@ -164,7 +193,9 @@ def meet(place: Place, seconds: float) -> Meeting:
     """Connect to the store, or hold it where that is this rank's part."""
     holds = place.rank == 0 and not place.store_runs
     store = _held(place, seconds) if holds else connected(f"rank {place.rank}", place.address, place.port, seconds)
-    return Meeting(PrefixStore(f"grpo/{place.attempt}", store), place.rank, place.ranks, seconds, holds)
+    meeting = Meeting(PrefixStore(f"grpo/{place.attempt}", store), place.rank, place.ranks, seconds, holds)
+    meeting.expect_as_many()
+    return meeting
 
 
 def _held(place: Place, seconds: float) -> Any:

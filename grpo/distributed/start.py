@@ -27,6 +27,8 @@ from grpo.errors import ConfigError
 from grpo.processors import processors
 
 FAILED = 1
+GRACE = 30
+"""Seconds after which torch kills a rank that does not end once another has failed, unless it is told otherwise."""
 PERIOD = 0.2
 """Seconds between looks at the processes."""
 ENOUGH = 3
@@ -74,6 +76,14 @@ def _tell_killed(rank: int, failures: Mapping[int, Any], local_rank: int, meetin
     number = -failures[local_rank].exitcode
     others = any(failure.exitcode != -signal.SIGTERM for failure in failures.values())
     if number == signal.SIGTERM and others:
+        return
+    since = failures[local_rank].timestamp - min(failure.timestamp for failure in failures.values())
+    if number == signal.SIGKILL and since >= GRACE - 1:  # they are whole seconds
+        print(
+            f"grpo: rank {rank} hung in {meeting.phases()[rank]!r}: it did not end within {GRACE} s after another had, "
+            "and was killed; go on from the last checkpoint",
+            file=sys.stderr,
+        )
         return
     name = signal.Signals(number).name if number in list(signal.Signals) else str(number)
     why, go_on = "", "; go on from the last checkpoint"

@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from grpo.errors import Refused
+
 FOLDERS = ("samples", "checkpoints", "replay", "model", "architecture", "tensorboard", "additional_chat_templates")
 """What a run folder or a model's has below it that is ours."""
 NAMES = ("lock", "wandb")
@@ -28,7 +30,7 @@ _NOT_OURS = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR)
 """What opening a link, or something that is no regular file, ends with."""
 
 
-class FolderError(RuntimeError):
+class FolderError(Refused, RuntimeError):
     """A run folder that cannot be used, in one line that says what to do."""
 
 

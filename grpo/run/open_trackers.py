@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from grpo.errors import Refused
+
 Metrics = Mapping[str, float]
 
 
-class TrackerError(RuntimeError):
+class TrackerError(Refused, RuntimeError):
     """A tracker that cannot be made or used, with what helps."""
 
 

@@ -241,6 +241,18 @@ def failing(ranks, who):
         return type(error).__name__, str(error)
 
 
+def chief_fails(ranks, kind):
+    """What each rank raises where the chief cannot do its part."""
+
+    def work():
+        raise kind("there is no such folder")
+
+    try:
+        together.by_chief(ranks, "opening it", work)
+    except Exception as error:
+        return type(error), str(error)
+
+
 class Recorded:
     """Ranks that note every call, and every pass in between."""
 

@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 
-from grpo.errors import PassUnfinished, RanksLost
+from grpo.errors import ConfigError, PassUnfinished, RankFailed, RanksLost
 from grpo.protocols import Alone
 from grpo.rollouts import Rollouts
+from grpo.run.files import FolderError
 from grpo.together import attempted, shares
 from tests.distributed import cases
 
@@ -33,6 +34,18 @@ def test_a_rank_that_fails_is_named_by_the_others(pool):
     mine, theirs = pool.run(cases.failing, 2, who=1)[::-1]
     assert mine == ("KeyError", "'no such judge'")
     assert theirs[0] == "RankFailed" and "rank 1 failed at collecting: KeyError: 'no such judge'" in theirs[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"), [(FolderError, ConfigError), (ConfigError, ConfigError), (OSError, RankFailed)]
+)
+def test_what_the_chief_refuses_every_rank_refuses(pool, kind, others):
+    """Else the exit code of a run would be that of whichever rank ends first."""
+    (own, words), *rest = pool.run(cases.chief_fails, 3, kind=kind)
+    assert own is kind and words == "there is no such folder"
+    for found, words in rest:
+        assert found is others and words.startswith("rank 0 failed at opening it: ")
+        assert words.endswith("there is no such folder") and "FolderError" not in words
 
 
 @pytest.mark.parametrize("settings", [{}, {"groups_per_minibatch": 1, "num_iterations": 2, "rows_per_microbatch": 2}])

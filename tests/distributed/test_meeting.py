@@ -3,9 +3,10 @@
 import socket
 import threading
 import time
+from datetime import timedelta
 
 import pytest
-from torch.distributed import PrefixStore
+from torch.distributed import PrefixStore, TCPStore
 
 from grpo.distributed import meeting as module
 from grpo.distributed.facts import contents, settings, versions
@@ -81,6 +82,23 @@ def test_a_rank_that_does_not_come_is_named():
     assert "rank 1 of 3 did not come within 2 s" in str(found[0]) and "--rank-timeout" in str(found[0])
 
 
+@pytest.mark.parametrize(("first", "second"), [((0, 2), (3, 4)), ((1, 4), (1, 2))])
+def test_machines_that_count_other_ranks_are_told_so_at_once(monkeypatch, first, second):
+    """With other numbers of ranks two machines name the same rank, or wait for one that nobody starts."""
+    monkeypatch.setattr(module, "LINGERS", 0.2)
+    held = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=LONG), wait_for_workers=False)
+
+    def met_as(rank, ranks):
+        return meet(Place(rank, ranks, rank, ranks, "127.0.0.1", held.port, "a test", store_runs=True), LONG)
+
+    there, began = met_as(*first), time.monotonic()
+    waiting, late = at_once(lambda: there.ready("starting"), lambda: met_as(*second))
+    for error in (waiting, late):
+        assert isinstance(error, ConfigError), error
+        assert f"rank {second[0]} was started as one of {second[1]}, others as one of {first[1]}; start" in str(error)
+    assert time.monotonic() - began < LONG
+
+
 def test_who_is_waited_for_is_read_from_what_ranks_said(ranks):
     ranks[0].say(f"{WAITS}collecting")
     ranks[1].say("past comparing the step")
@@ -151,6 +169,8 @@ def test_a_store_that_is_gone_ends_a_rank():
 
     with pytest.raises(RanksLost, match="rank 1 has lost the store"):
         Meeting(Gone(), 1, 2, 1.0).say("collect")
+    with pytest.raises(RanksLost, match=r"rank 1 has lost the store.*start again"):
+        Meeting(Gone(), 1, 2, 1.0).agree({})
     Meeting(Gone(), 1, 2, 1.0).leave()
     Meeting(Gone(), 1, 2, 1.0).end()
 

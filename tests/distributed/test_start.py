@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
 from grpo.cli import main
+from grpo.distributed import start as module
 from grpo.distributed.places import Machine
 from grpo.distributed.start import start
 from grpo.errors import ConfigError
@@ -48,6 +50,17 @@ def test_a_killed_rank_is_told_in_a_line(capfd):
     assert shell("if [ $RANK = 1 ]; then kill -9 $$; else sleep 60; fi") == 1
     said = capfd.readouterr().err
     assert "rank 1 was ended by SIGKILL" in said and "out of memory" in said and said.count("\n") == 1
+
+
+def test_a_rank_that_hangs_until_it_is_killed_is_not_said_to_be_out_of_memory(capfd, monkeypatch):
+    """It waits for the others' end, hears nothing of theirs, and torch kills it: memory has nothing to do with it."""
+    close = SubprocessContext.close
+    monkeypatch.setattr(module, "GRACE", 3)
+    monkeypatch.setattr(SubprocessContext, "close", lambda self: close(self, timeout=module.GRACE))
+    assert shell('if [ $RANK = 1 ]; then trap "" TERM; while true; do sleep 0.1; done; else sleep 1; exit 2; fi') == 2
+    said = capfd.readouterr().err
+    assert said.startswith("grpo: rank 1 hung in 'not there yet'") and "was killed" in said and said.count("\n") == 1
+    assert "memory" not in said
 
 
 def ask_once_they_run(folder):

@@ -42,7 +42,8 @@ def test_a_checkpoint_is_taken_up_by_parts(pool, dtype):
 def test_what_needs_whole_weights_is_refused(pool):
     for settings, said in (
         ({"lora_rank": 4}, "an adapter"),
-        ({"beta": 0.1}, "a KL to a reference"),
+        ({"beta": 0.1}, "a KL to a reference (beta above 0)"),  # presets have one, which cannot be left out
+        ({"warm_start_steps": 2}, "warm_start_steps above 0"),
         ({"engine": "inline"}, "engine=inline"),
     ):
         (words, _) = pool.run(weight_cases.refused, 2, **settings)

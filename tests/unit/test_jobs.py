@@ -1,7 +1,11 @@
 """`grpo launch`: files that shells, YAML readers and our own parser accept as they are."""
 
+import json
+import os
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -39,6 +43,63 @@ def test_slurm(capsys, tmp_path):
     accepted(line, capsys)
 
 
+SRUN = """#!{python}
+import os, signal, subprocess, sys, time
+from pathlib import Path
+
+words, place = sys.argv[2:], Path({folder!r})
+assert sys.argv[1] == "--kill-on-bad-exit=1"
+step = str(len(list(place.glob("step-*"))))
+(place / f"step-{{step}}").write_text(" ".join(words))
+tasks = []
+for rank in range(2):
+    own = {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NODEID": "0", "SLURM_STEP_ID": step}}
+    own |= {{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "127.0.0.1"}}
+    tasks.append(subprocess.Popen(words, env={{**os.environ, **own, "OMP_NUM_THREADS": "1"}}))
+metrics = Path("runs/bandit-7/metrics.jsonl")
+if "bandit" in words:  # its time is up
+    while not metrics.exists() or metrics.read_text().count("\\n") < 2:
+        assert all(task.poll() is None for task in tasks)
+        time.sleep(0.01)
+    for task in tasks:
+        task.send_signal(signal.SIGTERM)
+codes = [task.wait() for task in tasks]
+sys.exit(128 + signal.SIGTERM if any(codes) else 0)  # whoever ends badly first has it end the others
+"""
+
+
+def test_a_slurm_job_whose_time_is_up_goes_on_from_the_queue(capsys, tmp_path):
+    """With stand-ins for srun, which starts two ranks as SLURM would, and for scontrol."""
+    words = ["bandit", "--groups-per-step", "4", "--steps", "9", "--set", "run.checkpoint_every=9"]
+    (tmp_path / "job").write_text(launched(capsys, "slurm", *words, "--nodes", "1", "--gpus", "2"))
+    for name, text in {
+        "srun": SRUN.format(python=sys.executable, folder=str(tmp_path)),
+        "scontrol": f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n',
+        "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
+    }.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    told = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]
+    environ = {**os.environ, "SLURM_JOB_ID": "7", "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, told))
+
+    def handed_in():
+        return subprocess.run(["bash", "job"], cwd=tmp_path, env=environ, text=True, capture_output=True, timeout=300)
+
+    first = handed_in()
+    assert first.returncode == 143 and "ended=preempted" in first.stdout, first.stderr
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    second = handed_in()
+    assert second.returncode == 0 and "ended=done" in second.stdout, second.stderr
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+    steps = (tmp_path / "runs" / "bandit-7" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in steps] == list(range(1, 10))
+    assert [path.read_text().split()[3] for path in sorted(tmp_path.glob("step-*"))] == [
+        "doctor", "train", "doctor", "train",
+    ]  # fmt: skip
+
+
 def test_skypilot(capsys):
     text = launched(capsys, "skypilot", *WORDS, "--nodes", "2", "--gpus", "4", "--accelerator", "A100")
     job = yaml.safe_load(text)
@@ -64,6 +125,7 @@ def test_kubernetes(capsys, nodes):
     ("words", "said"),
     [
         (["slurm", "bandit", "--nodes", "4", "--groups-per-step", "1"], "32 ranks would share 1 group"),
+        (["slurm", "gsm8k", "--nodes", "4"], "no model was named; give --model"),
         (["slurm", *WORDS, "--logdir", "x"], "--logdir is set by the job itself"),
         (["slurm", *WORDS, "--nonsense", "1"], "nonsense"),
         (["slurm", *WORDS, "--run.name", "a\ntouch x"], "has several lines"),
