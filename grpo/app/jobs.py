@@ -13,6 +13,7 @@ from grpo.app.builders import TASKS
 from grpo.app.ranks import expect_work
 from grpo.app.settings import Resolved
 from grpo.config import ConfigError
+from grpo.errors import warn
 
 FILES = {
     "slurm": ("slurm.sbatch",),
@@ -42,7 +43,7 @@ class Job:
 
 def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
     """The job's file; words: what `grpo train` is told, resolved: what that means."""
-    TASKS[resolved.task].expect_whole(resolved.config)  # here, not once the job's turn has come
+    lacking = _lacking(resolved)
     words, note = _with_work(words, resolved, job.ranks)
     resolved.config.expect_ranks(job.ranks)
     told = [word.partition("=")[0] for word in words]
@@ -60,6 +61,7 @@ def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
     logdir = ["--ranks", str(job.ranks), "--logdir", f"/runs/{name}"]
     values = {
         "SUMMARY": f"grpo train {command}: {job.ranks} ranks on {job.nodes} x {job.gpus} GPUs. Made by `grpo launch`."
+        + lacking
         + note,
         "NAME": name,
         "NODES": job.nodes,
@@ -78,6 +80,16 @@ def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
     folder = resources.files("grpo.app") / "templates"
     whole = "".join((folder / name).read_text(encoding="utf-8") for name in names)
     return re.sub(r"\{\{(\w+)\}\}", lambda found: str(values[found[1]]), whole)
+
+
+def _lacking(resolved: Resolved) -> str:
+    """What the command cannot do without and is to be put into it: said now, not once the job's turn has come."""
+    try:
+        TASKS[resolved.task].expect_whole(resolved.config)
+    except ConfigError as error:
+        warn(f"the job will be refused as it is: {error}")
+        return f"\n# NOT YET COMPLETE: {error}, in the command below."
+    return ""
 
 
 def _with_work(words: Sequence[str], resolved: Resolved, ranks: int) -> tuple[list[str], str]:

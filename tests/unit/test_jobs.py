@@ -125,7 +125,6 @@ def test_kubernetes(capsys, nodes):
     ("words", "said"),
     [
         (["slurm", "bandit", "--nodes", "4", "--groups-per-step", "1"], "32 ranks would share 1 group"),
-        (["slurm", "gsm8k", "--nodes", "4"], "no model was named; give --model"),
         (["slurm", *WORDS, "--logdir", "x"], "--logdir is set by the job itself"),
         (["slurm", *WORDS, "--nonsense", "1"], "nonsense"),
         (["slurm", *WORDS, "--run.name", "a\ntouch x"], "has several lines"),
@@ -134,6 +133,15 @@ def test_kubernetes(capsys, nodes):
 )
 def test_what_cannot_be_launched(capsys, words, said):
     assert said in launched(capsys, *words)
+
+
+@pytest.mark.parametrize("where", ["slurm", "skypilot", "kubernetes"])
+def test_a_job_without_a_model_says_so_now_and_in_its_file(where, capsys):
+    with pytest.warns(UserWarning, match="will be refused as it is: no model was named; give --model"):
+        text = launched(capsys, where, "gsm8k", "--nodes", "4")
+    assert "# NOT YET COMPLETE: no model was named; give --model" in text
+    if where != "slurm":
+        yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("where", ["slurm", "skypilot", "kubernetes"])
