@@ -47,7 +47,7 @@ BLOCKS: Blocks = {
     ),
     "update": (
         "groups_per_minibatch", "rows_per_minibatch", "decisions_per_minibatch", "minibatches", "rows_per_microbatch",
-        "num_iterations", "learning_rate", "weight_decay", "max_grad_norm", "max_ratio", "target_kl",
+        "num_iterations", "learning_rate", "lr_schedule", "weight_decay", "max_grad_norm", "max_ratio", "target_kl",
         "shard",
     ),
     "general": ("seed", "device"),
@@ -151,6 +151,8 @@ class GRPOConfig(Worded):
     """Passes over the same tries."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Of the AdamW that is made when no optimizer is given."""
+    lr_schedule: str = "constant"
+    """Of the learning rate over the run: constant, or falling to 0, linear or cosine."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Of that AdamW."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)

@@ -41,6 +41,7 @@ from grpo.protocols import (
     no_phase,
     part,
 )
+from grpo.rates import LearningRate, scheduled
 from grpo.reference import FrozenReference
 from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
 from grpo.resample import members_of, resample, with_signal, within_bounds
@@ -83,7 +84,7 @@ class Trainer:
     """One step of GRPO, and everything the next one depends on.
 
     Either `policy` and `reward_model` follow `grpo.protocols.PolicyModel` and `RewardModel`, or a room passes a
-    `SequencePolicy` and a `RolloutSource`. teacher: a policy that scores, for recipes such as opd.
+    `SequencePolicy` and a `RolloutSource`. teacher: a policy that scores, for opd and its like; rate: for lr_schedule.
     """
 
     def __init__(
@@ -100,15 +101,15 @@ class Trainer:
         hooks: Sequence[Hook] = (),
         teacher: Any = None,
         ranks: Ranks | None = None,
+        rate: LearningRate | None = None,
     ) -> None:
         if config is not None and not isinstance(config, GRPOConfig):
             raise TypeError(f"config must be a GRPOConfig, got {type(config).__name__}; use GRPOConfig(**settings)")
         self.config = config or GRPOConfig()
         self.recipe = self.config.recipe
-        self.phase, self.hooks = phase, tuple(hooks)
+        self.phase, self.steps_done = phase, 0
         self.ranks = together.here() if ranks is None else ranks
         """The processes that share every step; `Alone` unless started by torchrun or `--ranks`."""
-        self.steps_done = 0
         self.run_folder: Any = None
         """Where a run left its results last; `grpo.show(trainer)` looks there."""
         self.policy, self.source = self._seats(policy, reward_model, source, states)
@@ -119,12 +120,13 @@ class Trainer:
         self.teacher = make_teacher(teacher, self.recipe, self.config.device)
         self.roles = RoleMeans(self.recipe) if self.recipe.baseline == "role_mean" else None
         self.optimizer = self._make_optimizer() if optimizer is None else of_policy(optimizer, self.policy)
+        scheduler = rate or scheduled(self.config.lr_schedule, self.optimizer)
+        self.hooks: tuple[Hook, ...] = (scheduler, *hooks) if scheduler else tuple(hooks)
         self.shards = together.shards(self.ranks, self.config.shard, self.policy.parameters())
         referred = [] if self.reference is None else [self.reference.parameters()]
         together.same_weights(self.ranks, [self.shards.comparable(self.policy.parameters()), *referred])
         self._nonfinite_in_a_row, self._without_gradient = 0, False
-        self._halvings = 0
-        """Times that a pass ran out of memory."""
+        self._halvings = 0  # times that a pass ran out of memory
         for notice in self.recipe.notices():
             warn(notice)
 

@@ -32,6 +32,8 @@ _level = choice(
     {"token": {"ratio": "token"}, "sequence": {"ratio": "sequence"}, "sequence_token": {"ratio": "sequence_token"}}
 )
 
+_annealed = choice({"true": {"lr_schedule": "linear"}, "false": {"lr_schedule": "constant"}})
+
 
 def _recipe(value: Any) -> Settings:
     """A row of the table by its name; columns of it are a block of ours."""
@@ -82,6 +84,7 @@ COMMON = (
     Spelling("ref_model_sync_steps", "ref_sync_steps", "TRL 512, EasyDeL 64", together=reference),
     Spelling("ref_model_mixup_alpha", "ref_mixup_alpha", "TRL 0.6, EasyDeL 0.9", together=reference),
     Spelling("lr", "learning_rate", "of optimizers everywhere; Stable-Baselines3 says learning_rate"),
+    Spelling("anneal_lr", "lr_schedule", "CleanRL true; ours constant", _annealed),
     Spelling("n_envs", "num_envs", "Stable-Baselines3 1"),
     Spelling("n_epochs", "num_iterations", "Stable-Baselines3 10"),
     Spelling("clip_range", "epsilon", "Stable-Baselines3 0.2"),

@@ -1,4 +1,7 @@
-"""Around each step of a language model: its learning rate; before the first a warm start and a look at the rewards."""
+"""Around each step of a language model: numbers of its own; before the first a warm start and a look at the rewards.
+
+And its learning rate: all of transformers' schedules.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from grpo.language.model.warmup import warm_start
 from grpo.language.source import PREFLIGHT
 from grpo.optimizers import SGD
 from grpo.protocols import Ranks, State
+from grpo.rates import Factor
 from grpo.report import StepReport
 from grpo.run.progress import printable
 from grpo.seeding import mixed
@@ -33,8 +37,8 @@ NOT_BY_STEP = dict.fromkeys(
 """Schedules of transformers' that a run could not resume."""
 
 
-def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], float]:
-    """The factor on the learning rate at a step, given how many there will be."""
+def rate_of(config: LanguageConfig, given: Any) -> Factor:
+    """The schedule that was handed over, or that the settings name."""
     if given is not None:
         lambdas = getattr(given, "lr_lambdas", None)
         if not lambdas:
@@ -65,34 +69,25 @@ def rate_of(config: LanguageConfig, given: Any) -> Callable[[int, int | None], f
 
 
 class Around:
-    """What happens around each step: before the first a warm start and a look at the rewards; then a learning rate."""
+    """What happens around each step: before the first a warm start and a look at the rewards."""
 
-    def __init__(self, parts: Parts, scheduler: Any, watched: Callable[[], bool]) -> None:
-        """scheduler: a `LambdaLR` of the user's, or None. watched: whether anybody would read a note."""
+    def __init__(self, parts: Parts, watched: Callable[[], bool]) -> None:
+        """watched: whether anybody would read a note."""
         self._watched = watched
-        self.total: int | None = None
-        """Steps of the run, once it is known."""
         self.last: tuple[int, Mapping[str, float | None]] = (0, {})
         """The last step and its metrics, evaluations too, for the model's card."""
-        self._parts, self._factor = parts, rate_of(parts.config, scheduler)
-        self._rates = [group["lr"] for group in parts.optimizer.param_groups]
+        self._parts = parts
         self._looked = False
-        self._rate: float | None = None
         self._first: dict[str, float | None] = {}
 
     def before(self, trainer: Trainer) -> None:
-        """What the first step needs, then the learning rate of this one, from its number alone."""
+        """What the first step needs."""
         self._first = self._begin(trainer) if trainer.steps_done == 0 else {}
-        factor = self._factor(trainer.steps_done, self.total)
-        groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
-        for group, rate in zip(groups, self._rates, strict=True):
-            group["lr"] = rate * factor
-        self._rate = float(groups[0]["lr"]) if groups else None
 
     def after(self, trainer: Trainer, report: StepReport) -> None:
         """Numbers of the room's own."""
         epoch = self._parts.source.epoch(report.step)
-        report.metrics |= {"learning_rate": self._rate, "epoch": epoch} | self._first
+        report.metrics |= {"epoch": epoch} | self._first
         self.last = report.step, report.metrics
 
     def _begin(self, trainer: Trainer) -> dict[str, float | None]:

@@ -45,7 +45,7 @@ BLOCKS: Blocks = {
     "turns": ("tools", "environment", "max_turns", "turn_timeout", "workers"),
     "teacher": ("teacher", "teacher_template", "teacher_decay", "teacher_success", "teacher_timeout"),
     "update": (
-        "tokens_per_microbatch", "memory", "packing", "lr_schedule", "lr_schedule_kwargs", "warmup_steps",
+        "tokens_per_microbatch", "memory", "packing", "lr_schedule_kwargs", "warmup_steps",
         "warmup_ratio", "adam_states", "adam_beta1", "adam_beta2", "adam_epsilon", "use_adaptive_entropy",
         "entropy_target", "entropy_coef_min", "entropy_coef_max", "entropy_coef_delta",
     ),

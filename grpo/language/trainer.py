@@ -20,7 +20,7 @@ from typing import Any
 from grpo.config import ConfigError
 from grpo.errors import warn
 from grpo.language import preflight
-from grpo.language.around import Around
+from grpo.language.around import Around, rate_of
 from grpo.language.build import Given, build, name_of, prompts_of
 from grpo.language.checks import notices
 from grpo.language.compat import tables
@@ -39,6 +39,7 @@ from grpo.language.samples import Message
 from grpo.language.scoring.policy import LanguagePolicy
 from grpo.language.source import LanguageSource
 from grpo.language.tasks import TASKS
+from grpo.rates import LearningRate
 from grpo.report import StepReport
 from grpo.run import hub
 from grpo.run.config import RunConfig
@@ -107,11 +108,12 @@ class GRPOTrainer(LookedAtLater, KnownTrainer):
         self._callbacks, self._passing = Callbacks(callbacks or ()), list[Any]()
         adaptive = AdaptiveEntropy(parts.config) if parts.config.use_adaptive_entropy else None
         parts.source.adapts = adaptive
-        self._around = Around(parts, optimizers[1], lambda: self.watched)
+        self._around = Around(parts, lambda: self.watched)
         super().__init__(
             *(parts.config, parts.policy, parts.reference),
             optimizer=parts.optimizer,
             source=parts.source,
+            rate=LearningRate(rate_of(parts.config, optimizers[1]), parts.optimizer),
             hooks=[self._around, *([adaptive] if adaptive else []), self._callbacks],
             teacher=parts.teacher,
             ranks=parts.ranks,
@@ -167,7 +169,8 @@ class GRPOTrainer(LookedAtLater, KnownTrainer):
 
     def schedule(self, steps: int) -> None:
         """Tell how many steps the run will have: schedules, reward functions and callbacks want to know."""
-        self._around.total = self.source.max_steps = steps
+        super().schedule(steps)
+        self.source.max_steps = steps
         self._callbacks.begin(steps, self.config.planned(self.config.run, self._once(), steps))
 
     def listening(self, callbacks: Sequence[Any]) -> Sequence[Callable[[StepReport], Any]]:
@@ -184,7 +187,7 @@ class GRPOTrainer(LookedAtLater, KnownTrainer):
         """Whether a callback ends the run; one that wants an evaluation gets it first."""
         judged, self._judged = self._judged, None
         row = {} if judged is None else self._in_their_words(judged)
-        over = self._callbacks.step_done(report, self._around.total or report.step, self.recipe, row)
+        over = self._callbacks.step_done(report, self.source.max_steps or report.step, self.recipe, row)
         if self.config.log_completions and self.ranks.chief and report.step % self._callbacks.log_every == 0:
             folder = None if self.run_folder is None else Path(self.run_folder)
             tables.show(report, self.config, folder, self.watched)

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from grpo.capabilities import Evaluates, Exports
 from grpo.config import ConfigError
 from grpo.errors import install
+from grpo.rates import LearningRate
 from grpo.report import StepReport
 from grpo.run.config import ENDLESS, RunConfig
 from grpo.run.door import door
@@ -167,6 +168,9 @@ class GRPOTrainer(Trainer):
 
     def schedule(self, steps: int) -> None:
         """Told how many steps a run will have, before its first."""
+        for hook in self.hooks:
+            if isinstance(hook, LearningRate):
+                hook.total = None if steps >= ENDLESS else steps
 
     def listening(self, callbacks: Sequence[Any]) -> Sequence[Callable[[StepReport], Any]]:
         """Those of `train`'s callbacks that are plain functions; a room may know others, and keep them to itself."""

@@ -190,6 +190,13 @@ def test_checkpoints_of_seeds_are_those_of_a_run_alone(both, tmp_path) -> None:
             assert of_seed[step] == (None if score is None else pytest.approx(score))
 
 
+def test_a_learning_rate_that_falls_has_seeds_played_one_by_one(tmp_path) -> None:
+    assert train("--seeds=1", "--lr-schedule=linear", f"--logdir={tmp_path / 'falls'}") == 0
+    rows = map(json.loads, (tmp_path / "falls" / "seed-0" / "metrics.jsonl").read_text().splitlines())
+    told = [row["learning_rate"] for row in rows if "learning_rate" in row]
+    assert told == pytest.approx([told[0] * (STEPS - step) / STEPS for step in range(STEPS)])
+
+
 def test_what_is_kept_of_seeds_does_not_depend_on_the_clock(both, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(together.Waited, "too_long", lambda waited, ahead: True)  # unplanned saves wherever they may be
     assert train("--seeds=2", f"--logdir={tmp_path / 'runs'}", "--run.keep-last=1") == 0

@@ -194,12 +194,13 @@ class _Search:
         return together.carried_out(((job, self.places[job.folder][1]) for job in left), self.parallel, asked)
 
     def _together(self) -> Together | None:
-        """Runs that are compiled, and of which no tracker is told, need no processes."""
-        if self.resolved.task != "control" or self.resolved.run.trackers:
+        """Runs that are compiled, whose learning rate stays, and of which no tracker is told, need no processes."""
+        config = self.resolved.config
+        if self.resolved.task != "control" or self.resolved.run.trackers or config.lr_schedule != "constant":
             return None
         from grpo.control.trainer import is_asked
 
-        if not is_asked(config := cast("ControlConfig", self.resolved.config), config.env):
+        if not is_asked(config := cast("ControlConfig", config), config.env):
             return None
         trainer: Any = TASKS["control"].trainer(self.resolved.config)
         if trainer.compiled is None:
