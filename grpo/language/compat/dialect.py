@@ -143,8 +143,9 @@ def _server(words: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Sett
     return {"vllm_mode": {"engine_kwargs": {"base_url": url}}}
 
 
-def _engine(name: str) -> Callable[[Any], Settings]:
-    return lambda value: {} if absent(value) else {"engine_kwargs": {name: value}}
+def _engine(name: str, kind: Callable[[Any], Any]) -> Callable[[Any], Settings]:
+    """An argument of the engine, whose kind no setting's schema knows: a command line has words for numbers."""
+    return lambda value: {} if absent(value) else {"engine_kwargs": {name: kind(value)}}
 
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -285,12 +286,12 @@ FIELDS = (
     Spelling("vllm_server_base_url", "engine_kwargs", "none", together=_server),
     Spelling("vllm_server_host", "engine_kwargs", "0.0.0.0", together=_server),
     Spelling("vllm_server_port", "engine_kwargs", "8000", together=_server),
-    Spelling("vllm_server_timeout", "engine_kwargs", "240, as ours: deadline", _engine("deadline")),
+    Spelling("vllm_server_timeout", "engine_kwargs", "240, as ours: deadline", _engine("deadline", float)),
     accept("vllm_group_port", "weights reach a server through files, not a process group", 51216),
-    Spelling("vllm_gpu_memory_utilization", "engine_kwargs", "0.3", _engine("gpu_memory_utilization")),
-    Spelling("vllm_max_model_length", "engine_kwargs", "none: the model's", _engine("max_model_len")),
-    Spelling("vllm_tensor_parallel_size", "engine_kwargs", "1", _engine("tensor_parallel_size")),
-    Spelling("vllm_model_impl", "engine_kwargs", "vllm", _engine("model_impl")),
+    Spelling("vllm_gpu_memory_utilization", "engine_kwargs", "0.3", _engine("gpu_memory_utilization", float)),
+    Spelling("vllm_max_model_length", "engine_kwargs", "none: the model's", _engine("max_model_len", int)),
+    Spelling("vllm_tensor_parallel_size", "engine_kwargs", "1", _engine("tensor_parallel_size", int)),
+    Spelling("vllm_model_impl", "engine_kwargs", "vllm", _engine("model_impl", str)),
     refuse("vllm_enable_sleep_mode", "vLLM keeps its memory during an update; lower gpu_memory_utilization"),
     refuse("vllm_structured_outputs_regex", "a completion that is forced into a form teaches nothing about it; use the "
            "reward regex:PATTERN"),

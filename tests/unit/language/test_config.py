@@ -321,6 +321,8 @@ class Name(Enum):
             "engine": "vllm", "engine_kwargs": {"base_url": "http://0.0.0.0:9"}}),
         ({"use_vllm": True, "vllm_gpu_memory_utilization": 0.5, "vllm_server_timeout": 9.0}, {
             "engine_kwargs": {"gpu_memory_utilization": 0.5, "deadline": 9.0}}),
+        ({"use_vllm": "true", "vllm_max_model_length": "512", "vllm_server_timeout": "3"}, {
+            "engine_kwargs": {"max_model_len": 512, "deadline": 3.0}}),
         ({"use_transformers_continuous_batching": True}, {"engine": "transformers"}),
         ({"num_generations_eval": 4, "shuffle_dataset": False}, {"eval_samples": 4, "shuffle": False}),
         ({"max_tool_calling_iterations": 3, "tools": ("a:b",)}, {"max_turns": 4}),
