@@ -95,13 +95,17 @@ class Task:
         """The room's trainer class, for what a configuration alone cannot say."""
         return self._named("GRPOTrainer")
 
+    def lacking(self, config: GRPOConfig, spared: Collection[str] = ()) -> str:
+        """What the room cannot do without and is not named, with the remedy, but for what is `spared`."""
+        missing = (told for told in self.needs if told[0] not in spared and not getattr(config, told[0]))
+        return next((f"no {name} was named; {remedy}" for name, remedy in missing), "")
+
     def expect_whole(self, config: GRPOConfig, spared: Collection[str] = ()) -> None:
-        """Make sure that what the room cannot do without is there, but for what is `spared`."""
-        for name, remedy in self.needs:
-            if name not in spared and not getattr(config, name):
-                if self.library and find_spec(self.library) is None:  # first things first
-                    raise ConfigError(f"this task needs {self.library}: {install(self.extra)}")
-                raise ConfigError(f"no {name} was named; {remedy}")
+        """Make sure that nothing is lacking."""
+        if missing := self.lacking(config, spared):
+            if self.library and find_spec(self.library) is None:  # first things first
+                raise ConfigError(f"this task needs {self.library}: {install(self.extra)}")
+            raise ConfigError(missing)
 
     def _named(self, name: str, module: str = "") -> Any:
         """Something of the room; loading it brings its libraries along."""

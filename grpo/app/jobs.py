@@ -84,11 +84,9 @@ def text(job: Job, words: Sequence[str], resolved: Resolved) -> str:
 
 def _lacking(resolved: Resolved) -> str:
     """What the command cannot do without and is to be put into it: said now, not once the job's turn has come."""
-    try:
-        TASKS[resolved.task].expect_whole(resolved.config)
-    except ConfigError as error:
-        warn(f"the job will be refused as it is: {error}")
-        return f"\n# NOT YET COMPLETE: {error}, in the command below."
+    if missing := TASKS[resolved.task].lacking(resolved.config):
+        warn(f"the job will be refused as it is: {missing}")
+        return f"\n# NOT YET COMPLETE: {missing}, in the command below."
     return ""
 
 
