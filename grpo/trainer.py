@@ -84,7 +84,7 @@ class Trainer:
     """One step of GRPO, and everything the next one depends on.
 
     Either `policy` and `reward_model` follow `grpo.protocols.PolicyModel` and `RewardModel`, or a room passes a
-    `SequencePolicy` and a `RolloutSource`. teacher: a policy that scores, for opd and its like; rate: for lr_schedule.
+    `SequencePolicy` and a `RolloutSource`. teacher: a policy that scores, for opd; rate: in place of lr_schedule.
     """
 
     def __init__(
