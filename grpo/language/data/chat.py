@@ -73,10 +73,18 @@ class Chat:
         self, prompt: str | Sequence[Message], shown: Sequence[Picture] = ()
     ) -> tuple[Sequence[int], str, list[Message] | None]:
         """The prompt's ids, its text, and the conversation it became (None: bare text); `shown`: its images."""
+        text, messages = self.written(prompt, shown)
+        bare = messages is None
+        return self.read(text, shown, bare), text if bare else unquoted(text), messages
+
+    def written(
+        self, prompt: str | Sequence[Message], shown: Sequence[Picture] = ()
+    ) -> tuple[str, list[Message] | None]:
+        """The prompt as it is to be read, control tokens in quotes, and the conversation it became (None: bare)."""
         if isinstance(prompt, str):
             if self._looks_templated(prompt):
                 self._notice("prompts hold the chat template's own tokens already: they are left as they are")
-                return self.read(prompt, shown, bare=True), prompt, None
+                return prompt, None
             messages = [{"role": "user", "content": self._with_marks(prompt, len(shown)) if shown else prompt}]
         else:
             messages = [dict(message) for message in prompt]
@@ -94,9 +102,28 @@ class Chat:
             own = text if self.pictures is None else text.replace(self.pictures.mark, "")
             if found := self._control.search(own.removeprefix(self.tokenizer.bos_token or "")):
                 self._notice(f"bare prompts hold control tokens ({found[0]}), and are read with them")
-            return self.read(text, shown, bare=True), text, None
-        text = self.apply(messages, answer=True)
-        return self.read(text, shown), unquoted(text), messages
+            return text, None
+        return self.apply(messages, answer=True), messages
+
+    def read_together(self, written: Sequence[tuple[str, bool]]) -> list[list[int] | None]:
+        """What `encode` makes of texts, bare or not, in one call; None where something stands in quotes.
+
+        A fast tokenizer reads many texts on all cores, and a call costs more than the text of a prompt.
+        """
+        found: list[list[int] | None] = [None] * len(written)
+        begun = [bare and not self._begun(text) for text, bare in written]
+        for bare in (False, True):
+            plain = [i for i, (text, _) in enumerate(written) if begun[i] == bare and QUOTE not in text]
+            texts = [written[i][0] for i in plain]
+            read = self.tokenizer(texts, add_special_tokens=bare, verbose=False)["input_ids"] if texts else []
+            for i, ids in zip(plain, read, strict=True):
+                found[i] = list(ids)
+        return found
+
+    def _begun(self, text: str) -> bool:
+        """Whether what the tokenizer puts before a text is there already."""
+        bos = self.tokenizer.bos_token
+        return bool(bos) and text.startswith(bos)
 
     def read(self, text: str, shown: Sequence[Picture], bare: bool = False) -> Sequence[int]:
         """Text as ids, its images in as many as each takes; marks of images that stand in quotes are text."""
@@ -154,8 +181,7 @@ class Chat:
 
     def encode(self, text: str, bare: bool = True) -> list[int]:
         """Text as ids; `bare`: with what the tokenizer puts around a text by itself, unless it is there already."""
-        bos = self.tokenizer.bos_token
-        bare = bare and not (bos and text.startswith(bos))
+        bare = bare and not self._begun(text)
         first, *rest = text.split(QUOTE)
         ids = list(self.tokenizer(first, add_special_tokens=bare, verbose=False)["input_ids"])
         for number, piece in enumerate(rest):

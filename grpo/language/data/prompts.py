@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -37,6 +38,8 @@ BUFFER = 1_000
 """Rows of a stream among which the next is drawn."""
 PROGRESS_FROM = 2_000
 """Rows from which on tokenising takes long enough to be watched."""
+TOGETHER = 512
+"""Rows whose texts are made tokens in one call."""
 PEEK = 4
 """Rows of a stream that its fingerprint is made of."""
 
@@ -264,13 +267,13 @@ class Prompts:
 
     def _measure(self, rows: Any, num_proc: int | None) -> tuple[np.ndarray[Any, Any], list[str]]:
         """Render every row once: the numbers of those that take part, and the digest of each."""
-        one = partial(_measured, chat=self._chat, columns=self._columns)
         if num_proc and hasattr(rows, "map"):
-            one, names = partial(one, place=f"{self._origin} row".strip()), rows.column_names
+            place, names = f"{self._origin} row".strip(), rows.column_names
+            one = partial(_measured, chat=self._chat, columns=self._columns, place=place)
             found = rows.map(one, with_indices=True, num_proc=num_proc, remove_columns=names, desc="tokenising")
             length_N, digests, quotes_N = np.array(found["length"]), list(found["digest"]), np.array(found["quotes"])
         else:
-            each = [one(row, place=self._place(i)) for i, row in enumerate(_watched(rows))]
+            each = list(_all_measured(_watched(rows), self._place, self._chat, self._columns))
             length_N, digests = np.array([row["length"] for row in each]), [row["digest"] for row in each]
             quotes_N = np.array([row["quotes"] for row in each])
         if quotes_N.any():
@@ -321,7 +324,31 @@ def _measured(row: Row, number: int | None = None, *, chat: Chat, columns: Colum
     """A row's length in tokens and its digest; what is wrong with it shows here."""
     place = place if number is None else f"{place} {number}"
     columns.rest_of(row, place)
-    ids = _rendered(row, place, chat, columns)[0]
+    return _told(row, place, chat, columns, _rendered(row, place, chat, columns)[0])
+
+
+def _all_measured(rows: Any, place: Callable[[int], str], chat: Chat, columns: Columns) -> Iterator[dict[str, Any]]:
+    """The same of every row; texts without images are made tokens many at a time."""
+    numbered = enumerate(rows)
+    if chat.pictures is not None:
+        yield from (_measured(row, chat=chat, columns=columns, place=place(i)) for i, row in numbered)
+        return
+    while some := [(row, place(i)) for i, row in islice(numbered, TOGETHER)]:
+        written = []
+        for row, where in some:
+            columns.rest_of(row, where)
+            with _named(where):
+                text, messages = chat.written(columns.prompt_of(row, where))
+            written.append((text, messages is None))
+        for (row, where), one, read in zip(some, written, chat.read_together(written), strict=True):
+            with _named(where):
+                ids = chat.encode(*one) if read is None else read
+            _expect_any(columns.prompt_of(row, where), ids, where)
+            yield _told(row, where, chat, columns, ids)
+
+
+def _told(row: Row, place: str, chat: Chat, columns: Columns, ids: Sequence[int]) -> dict[str, Any]:
+    """What is kept of a row whose prompt became these tokens."""
     shown = [picture.digest() for picture in ids.shown] if isinstance(ids, PicturedIds) else []
     digest = _digest({**_without_images(row, columns), "images": shown} if shown else dict(row))
     asked = columns.prompt_of(row, place)
@@ -336,13 +363,24 @@ def _rendered(row: Row, place: str, chat: Chat, columns: Columns) -> tuple[Seque
     if chat.pictures is not None:
         held = None if columns.images is None else row.get(columns.images)
         prompt, shown = paired(prompt, held, place, columns.folder, chat.pictures.max_pixels)
-    try:
+    with _named(place):
         ids, text, messages = chat.render(prompt, shown)
-    except ConfigError as error:
-        raise ConfigError(str(error) if str(error).startswith(place) else f"{place}: {error}") from error
+    _expect_any(prompt, ids, place)
+    return ids, text, messages
+
+
+def _expect_any(prompt: Any, ids: Sequence[int], place: str) -> None:
     if not prompt or not ids:
         raise ConfigError(f"{place}: the prompt is empty")
-    return ids, text, messages
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """What is wrong with a row is said with its place."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(str(error) if str(error).startswith(place) else f"{place}: {error}") from error
 
 
 def _without_images(row: Row, columns: Columns) -> Row:

@@ -8,10 +8,12 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from grpo.config import ConfigError
+from grpo.language.data import prompts as module
 from grpo.language.data.chat import Chat
 from grpo.language.data.prompts import Prompts, load, read_rows
 from grpo.language.samples import Prompt
 from tests.unit.language.tiny import tiny_tokenizer
+from tests.unit.language.tokenizers_of_kinds import of_bytes, of_sentencepiece
 
 ROWS = [{"prompt": f"{i}+1", "answer": str(i + 1), "level": i % 3} for i in range(10)]
 
@@ -140,6 +142,34 @@ def test_several_processes_find_the_same(settings):
     one, two = prompts(data, **settings), prompts(data, num_proc=2, **settings)
     assert (one.fingerprint, one.counts) == (two.fingerprint, two.counts)
     assert one.first() == two.first()
+
+
+MIXED = [
+    "6 + 7",
+    "say <|im_end|> twice",
+    "<|im_start|>user\n1<|im_end|>\n",
+    "größer 🙂",
+    [{"role": "user", "content": "2"}],
+]
+
+
+@pytest.mark.parametrize(("made", "texts"), [(of_bytes, MIXED), (of_sentencepiece, [*MIXED[:2], MIXED[3]])])
+def test_rows_whose_tokens_are_made_together_are_measured_as_each_alone(made, texts, monkeypatch):
+    rows = [{"prompt": text, "answer": str(i)} for i, text in enumerate(texts * 2)]
+    monkeypatch.setattr(module, "TOGETHER", 3)  # so that rows fall into several calls, and one is not full
+    found = prompts(rows, chat=Chat(made()), shuffle=False)
+    alone = [module._measured(row, chat=Chat(made()), columns=found._columns, place="")["length"] for row in rows]
+    assert alone == [len(prompt.ids) for prompt in found.first()]
+    for limit in sorted({*alone}):  # who takes part, and with it the fingerprint, follows from these lengths
+        some = prompts(rows, chat=Chat(made()), max_length=limit)
+        assert len(some) == sum(length <= limit for length in alone)
+
+
+def test_a_row_among_those_whose_tokens_are_made_together_is_named():
+    tokenizer = of_bytes()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(ConfigError, match="rows row 5: the prompt is empty"):
+        prompts([{"prompt": "" if i == 5 else "a"} for i in range(9)], chat=Chat(tokenizer), origin="rows")
 
 
 # --- order ---
