@@ -2,7 +2,7 @@
 
     python bench/servers.py --shape 1.7b                       a server of our own, on the GPU that is trained on
     python bench/servers.py --shape 1.7b --in-process          vLLM in this process
-    python bench/servers.py --model PATH --runs smollm-arithmetic,gsm8k --data FOLDER --steps 40
+    python bench/servers.py --model PATH --runs smollm-arithmetic,gsm8k --data FOLDER --steps 40 --graphs
     python bench/servers.py --model PATH --lora 16             adapters alone
     python bench/servers.py --servers http://a:8000,http://b:8000 --model PATH --transfer nccl
 
@@ -89,8 +89,9 @@ def served(args: argparse.Namespace, folder: str) -> Iterator[tuple[list[str], f
         return
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(args.port),
                "--host", "127.0.0.1", "--generation-config", "vllm", "--dtype", args.dtype, "--max-model-len", "2048",
-               "--enforce-eager", "--gpu-memory-utilization", str(args.share), "--kv-cache-memory-bytes", str(KEYS),
+               "--gpu-memory-utilization", str(args.share), "--kv-cache-memory-bytes", str(KEYS),
                "--disable-log-stats", "--disable-uvicorn-access-log"]  # fmt: skip
+    command += [] if args.graphs else ["--enforce-eager"]
     environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     if args.lora:
         command += [
@@ -220,12 +221,12 @@ def run(args: argparse.Namespace, folder: str, urls: list[str], preset: str, sta
                ",".join(urls), "--staleness", f"{staleness:g}", "--logdir", str(place), "--overwrite",
                "--run.steps", str(args.steps), "--run.evaluate-every", str(args.steps), "--eval-on-start", "true",
                "--seed", str(args.seed)]  # fmt: skip
+    given: dict[str, Any] = {}
     if preset == "gsm8k":
         given = {**FLAGS, "dataset": f"{args.data}/train.jsonl", "eval_dataset": f"{args.data}/test.jsonl"}
         given |= {"eval_prompts": 200, "dtype": "bfloat16"}
-        command += [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    for word in args.set:
-        command += [f"--{word.split('=', 1)[0]}", word.split("=", 1)[1]]
+    given |= dict(word.split("=", 1) for word in args.set)
+    command += [word for name, value in given.items() for word in (f"--{name}", str(value))]
     began = time.perf_counter()
     try:
         done = subprocess.run(command, check=False, timeout=args.limit, capture_output=True, text=True)
@@ -270,6 +271,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", help="of shapes and servers")
     parser.add_argument("--share", type=float, default=0.2, help="of the GPU's memory, for a server of our own")
     parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument(
+        "--graphs", action="store_true", help="let a server of our own capture its graphs: a slower start"
+    )
     parser.add_argument("--runs", default="", help="presets")
     parser.add_argument("--staleness", default="0,1", help="of the runs")
     parser.add_argument("--data", default="", help="GSM8K's train.jsonl and test.jsonl")
