@@ -1,14 +1,16 @@
 """World-model updates and imagined steps a second: ours beside public Dreamers, in one run on the same shapes.
 
     python bench/worldmodel_speed.py --jax-python VENV/bin/python --jax-path CHECKOUT/dreamerv3 \\
-        --torch-python VENV/bin/python --torch-path CHECKOUT/dreamerv3-torch
+        --torch-python VENV/bin/python --torch-path CHECKOUT/dreamerv3-torch \\
+        --r2-python VENV/bin/python --r2-path CHECKOUT/r2dreamer
     python bench/worldmodel_speed.py --device cuda --cells 12m:vector,12m:image --out FILE …
+    python bench/worldmodel_speed.py --only ours,r2,r2_free --out FILE …
     python bench/worldmodel_speed.py --table --out FILE
 
-Peers: danijar/dreamerv3 in JAX (e3f0224) and NM512/dreamerv3-torch (6ef8646), each in an interpreter of its own and
-from a checkout of your own. Every implementation is a process that waits for its turn. A round gives each of them one
-turn of about `--turn` seconds, in changing order; the first calls, which compile, are not timed. A ratio is taken
-within a round.
+Peers: danijar/dreamerv3 in JAX (e3f0224), NM512/dreamerv3-torch (6ef8646) and NM512/r2dreamer (546e4fa), each in an
+interpreter of its own and from a checkout of your own. Every implementation is a process that waits for its turn. A
+round gives each of them one turn of about `--turn` seconds, in changing order; the first calls, which compile, are not
+timed. A ratio is taken within a round.
 
 An update is forward, backward and optimizer step of the world model alone (16 sequences × 64 steps), with the metrics
 that its trainer reports: actor and critic updates, replay and environments are left out everywhere. Imagination is 1024
@@ -20,10 +22,20 @@ first version. Its memory is dense where ours is in blocks, about twice the weig
 with a narrower memory and as many weights. Its convolutions are 4×4 and strided where ours are 5×5 at full resolution
 before pooling: a tenth of the multiplications. Its optimizer is Adam after clipping one norm, and it makes the prior
 inside the loop. It runs as shipped, which is not compiled (its `torch.compile` wraps modules whose `forward` is never
-called) and on a GPU means matrix products in float32, torch's default. The peers do not check that an update is
-finite. Ours paints on the small picture instead of enlarging it first (the same numbers), keeps freed memory as its
-trainer does (`grpo.worldmodel.model.memory`), and its recurrence takes one of the threads; without pictures, so does
-all of an update of a small model. It draws the random numbers of an update on the CPU.
+called) and on a GPU means matrix products in float32, torch's default.
+
+r2dreamer is the same author's DreamerV3 made anew for speed: with its decoder the same network to the last weight, on a
+GPU in float16 with a scaled loss, torch.compile and CUDA graphs. It is measured without a decoder too, which is
+R2-Dreamer: a product of the latents is to be correlated with the encoder's numbers, number by number and not across.
+Its trainer makes the losses of world model, actor and critic in one pass; here is the first part, with its modules,
+optimizer and clipping. Its batches lie on the device, as in its replay, where those of the others come from host
+memory. Its divergences are of latents without the hundredth that is drawn evenly, and its optimizer goes from one array
+of weights to the next. On a CPU it computes in float32 and is not compiled, which would take minutes.
+
+No peer checks that an update is finite, but for r2dreamer where it scales its loss. Ours paints on the small picture
+instead of enlarging it first (the same numbers), keeps freed memory as its trainer does
+(`grpo.worldmodel.model.memory`), and its recurrence takes one of the threads; without pictures, so does all of an
+update of a small model. It draws the random numbers of an update on the CPU.
 
 Threads wait without spinning (OMP_WAIT_POLICY=PASSIVE): where others use the cores too, spinning makes two threads many
 times slower than one. CPU seconds stand beside those of the clock for the same reason.
@@ -61,9 +73,13 @@ CALLED = {
     "jax": "DreamerV3 (JAX)",
     "torch": "dreamerv3-torch",
     "torch_even": "dreamerv3-torch, as many weights",
+    "r2": "r2dreamer, with a decoder",
+    "r2_free": "r2dreamer, decoder-free",
 }
-PAIRS = {"ours_bfloat16": ["jax"]}
-"""Settings of ours that a peer is compared with beside the default: what computes alike."""
+PAIRS = {"ours_bfloat16": ["jax", "r2", "r2_free"]}
+"""Settings of ours that a peer is compared with beside the default: what computes alike, in 16 bits."""
+PEER_VARIANTS = {"torch": {"torch_even": "even"}, "r2": {"r2_free": "free"}}
+"""Of a peer: its process is told the word."""
 SHAPES = {"batch": 16, "length": 64, "starts": 1024, "horizon": 15, "actions": 2}
 UNITS = {"update": 1, "imagine": SHAPES["starts"] * SHAPES["horizon"]}
 """What one call counts for: updates, imagined steps."""
@@ -230,6 +246,18 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def chosen(commands: Mapping[str, Sequence[str]], names: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Those of these names, in the order of the commands."""
+    for name in names:
+        if name not in CALLED:
+            raise ValueError(f"{name!r} is none of {', '.join(CALLED)}")
+        if name not in commands:
+            raise ValueError(f"{name} cannot run on this --device or without the interpreter and checkout of its peer")
+    if OURS not in names:
+        raise ValueError(f"{OURS} has to be among them: every ratio is to it")
+    return {name: command for name, command in commands.items() if name in names}
+
+
 def main() -> None:
     """Measure, or print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -237,6 +265,9 @@ def main() -> None:
     parser.add_argument("--jax-path", help="checkout of danijar/dreamerv3")
     parser.add_argument("--torch-python", help="interpreter with torch, tensorboard and ruamel.yaml")
     parser.add_argument("--torch-path", help="checkout of NM512/dreamerv3-torch")
+    parser.add_argument("--r2-python", help="interpreter with torch and PyYAML")
+    parser.add_argument("--r2-path", help="checkout of NM512/r2dreamer")
+    parser.add_argument("--only", metavar="NAME,NAME", help=f"run these alone, ours among them: {', '.join(CALLED)}")
     parser.add_argument("--cells", default="1m:vector,1m:image", help="SIZE:vector or SIZE:image, commas between")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turn", type=float, default=1.0, help="seconds of one turn")
@@ -253,10 +284,10 @@ def main() -> None:
             parser.error(f"--cells: {cell!r} is not SIZE:vector or SIZE:image with a size of {', '.join(SIZES)}")
     if args.device == "cpu" and hasattr(os, "sched_setaffinity"):  # XLA has as many threads as it sees cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    commands = {OURS: [sys.executable, str(PEERS / "dreamer_ours.py")]}
+    commands: dict[str, Sequence[str]] = {OURS: [sys.executable, str(PEERS / "dreamer_ours.py")]}
     for how in VARIANTS[args.device]:
         commands[f"ours_{how}"] = [*commands[OURS], how]
-    for name in ("jax", "torch"):
+    for name in ("jax", "torch", "r2"):
         python, path = getattr(args, f"{name}_python"), getattr(args, f"{name}_path")
         if bool(python) != bool(path):
             parser.error(f"--{name}-python and --{name}-path go together; give both or neither")
@@ -264,8 +295,13 @@ def main() -> None:
             parser.error(f"--{name}-python, --{name}-path: {missing[0]} does not exist")
         if python and path:
             commands[name] = [python, str(PEERS / f"dreamer_{name}.py"), path]
-    if "torch" in commands:
-        commands["torch_even"] = [*commands["torch"], "even"]
+            for variant, word in PEER_VARIANTS.get(name, {}).items():
+                commands[variant] = [*commands[name], word]
+    if args.only:
+        try:
+            commands = chosen(commands, args.only.split(","))
+        except ValueError as error:
+            parser.error(f"--only: {error}")
     load = os.getloadavg() if hasattr(os, "getloadavg") else None
     cells: list[dict[str, Any]] = []
     workers = [Worker(name, command, args.threads) for name, command in commands.items()]
