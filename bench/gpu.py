@@ -139,6 +139,7 @@ def large_cells() -> list[Cell]:
         Cell("update_qwen06_65536", "update", "qwen06", tokens=65_408, **one),
         Cell("update_qwen4_lora_65536", "update", "qwen4", tokens=65_408, lora=16, **one),
         Cell("update_qwen8_lora_131072", "update", "qwen8", tokens=130_944, lora=16, **{**one, "repeats": 1}),
+        Cell("update_qwen32_lora", "update", "qwen32", prompts=1, tokens=8192, lora=16, repeats=1),
         Cell("update_qwen8_lora_262144", "update", "qwen8", tokens=262_016, lora=16, **{**one, "repeats": 0}),
     ]
 
