@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from grpo.errors import line, warn
 
@@ -42,15 +42,6 @@ def capture(
     return graph, found
 
 
-def parameters(*modules: nn.Module) -> Iterator[Tensor]:
-    """What `parameters()` lists, in a sixth of the time; one that is shared comes more than once."""
-    waiting = list(modules)
-    while waiting:
-        module = waiting.pop()
-        yield from (x for x in module._parameters.values() if x is not None)
-        waiting += [x for x in module._modules.values() if x is not None]
-
-
 @dataclass(frozen=True)
 class CapturedGraph:
     """A graph with the tensors it works on."""
@@ -63,7 +54,8 @@ class CapturedGraph:
 
     def replay(self, given: Tensors) -> Tensors:
         """The work, once more, on these."""
-        torch._foreach_copy_([self.given[name] for name in given], list(given.values()), non_blocking=True)
+        for name, x in given.items():
+            self.given[name].copy_(x, non_blocking=True)
         self.graph.replay()
         return {name: x.clone() for name, x in self.found.items()}  # the next call overwrites them
 

@@ -42,16 +42,12 @@ class Actions:
         unit: Tensor = self.head.unit(recorded)
         return unit.clamp(-1.0, 1.0)
 
-    def random(self, lead: tuple[int, ...], random: torch.Generator, like: Tensor) -> Tensor:
+    def noise(self, lead: tuple[int, ...], random: torch.Generator, like: Tensor) -> Tensor:
         """All that is random about so many decisions, on the device of `like`."""
-        drawn = torch.rand if isinstance(self.head, Choices) else torch.randn
-        return drawn(*lead, *self._shape, generator=random, device=random.device).to(like)
-
-    def noise(self, random: Tensor) -> Tensor:
-        """What is added to logits, or to means in units of their deviation."""
         if not isinstance(self.head, Choices):
-            return random
-        return -torch.log((-torch.log(random.clamp(min=TINY))).clamp(min=TINY))  # Gumbel: its argmax is the draw
+            return torch.randn(*lead, *self._shape, generator=random, device=random.device).to(like)
+        uniform = torch.rand(*lead, *self._shape, generator=random, device=random.device).clamp(min=TINY)
+        return -torch.log((-torch.log(uniform)).clamp(min=TINY)).to(like)  # Gumbel: its argmax is a categorical draw
 
     def draw(self, out_NF: Tensor, noise: Tensor) -> Tensor:
         """Records of N decisions."""

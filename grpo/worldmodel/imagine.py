@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpo.graphs import GraphedCallable, Tensors, parameters
+from grpo.graphs import GraphedCallable, Tensors
 from grpo.protocols import Alone, Ranks, Slots, State
 from grpo.together import attempted
 from grpo.worldmodel.model.compiled import Compiled
@@ -74,7 +75,7 @@ class Imagination:
         self._compiled = compiled
         self._compiled_step, self._compiled_heads = Compiled(self._dreamt), Compiled(self._judged)
         uses = (model, policy.module)
-        self._futures = GraphedCallable(self._rolled_out, lambda: parameters(*uses), graphs)
+        self._futures = GraphedCallable(self._rolled_out, lambda: chain(*(x.parameters() for x in uses)), graphs)
 
     @torch.no_grad()
     def __call__(self, start: Latent, group: int, horizon: int, random: torch.Generator) -> Imagined:
@@ -83,9 +84,9 @@ class Imagination:
         count, stoch = state.stoch.shape[:2]
         drawn = there(random, state.deter.device)
         uniform_HNS = uniform((horizon, count, stoch), drawn, state.deter)
-        random_HN = self._policy.actions.random((horizon, count), drawn, state.deter)
-        given = {"deter": state.deter, "stoch": state.stoch, "uniform": uniform_HNS, "random": random_HN}
-        found = self._shared(given, group) if self.divided(state.deter.device) else self._found(given)
+        noise_HN = self._policy.actions.noise((horizon, count), drawn, state.deter)
+        given = {"deter": state.deter, "stoch": state.stoch, "uniform": uniform_HNS, "noise": noise_HN}
+        found = self._shared(given, group) if self.divided(state.deter.device) else self._futures(given)
         latent = Latent(found.pop("deter"), found.pop("stoch"))
         return Imagined(latent=latent, group=group, **found)
 
@@ -104,8 +105,8 @@ class Imagination:
         def mine() -> State:
             if not own:
                 return State({}, {})
-            drawn = {name: given[name][:, rows] for name in ("uniform", "random")}
-            found = self._found({"deter": given["deter"][rows], "stoch": given["stoch"][rows], **drawn})
+            drawn = {name: given[name][:, rows] for name in ("uniform", "noise")}
+            found = self._futures({"deter": given["deter"][rows], "stoch": given["stoch"][rows], **drawn})
             number = found.pop("stoch")[:, 1:].argmax(-1).to(torch.uint8 if classes <= 256 else torch.int64)
             return State({}, {**found, "deter": found["deter"][:, 1:], "stoch": number})
 
@@ -115,21 +116,13 @@ class Imagination:
         first = {name: given[name][:, None] for name in ("deter", "stoch")}
         return found | {name: torch.cat([x, found[name]], 1) for name, x in first.items()}
 
-    def _found(self, given: Tensors) -> Tensors:
-        """What `_rolled_out` finds, memory and latents apart where they came as one: a graph's are copied in one go."""
-        found = self._futures(given)
-        if "flat" in found:
-            flat, width, shape = found.pop("flat"), given["deter"].shape[1], given["stoch"].shape[1:]
-            found |= {"deter": flat[..., :width], "stoch": flat[..., width:].view(*flat.shape[:2], *shape)}
-        return found
-
     def _rolled_out(self, given: Tensors) -> Tensors:
         """All steps, then what is asked of them at once."""
         rolled = self._in_few_kernels if self._compiled else self._step_by_step
-        noise_HN = self._policy.actions.noise(given["random"])
-        state, action_NH, out_NHF, reward_NH, continue_NH = rolled(given, noise_HN)
+        latent, action_NH, out_NHF, reward_NH, continue_NH = rolled(given)
         return {
-            **state,
+            "deter": latent.deter,
+            "stoch": latent.stoch,
             "action_NH": action_NH,
             "out_NHF": out_NHF,
             "logp_NH": self._policy.head.logp(out_NHF, action_NH),
@@ -139,18 +132,17 @@ class Imagination:
 
     # --- as the model has it ----------------------------------------------------------------------------------------
 
-    def _step_by_step(self, given: Tensors, noise_HN: Tensor) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensor]:
-        """States, actions, the actor's numbers, rewards and continuations: one operation after the other."""
+    def _step_by_step(self, given: Tensors) -> tuple[Latent, Tensor, Tensor, Tensor, Tensor]:
+        """Latents, actions, the actor's numbers, rewards and continuations: one operation after the other."""
         states, actions, outs = [Latent(given["deter"], given["stoch"])], [], []
         # Adapters are added up at every step: `parametrize.cached` takes a copy that plays beside for its original.
-        for uniform_NS, noise_N in zip(given["uniform"], noise_HN, strict=True):
+        for uniform_NS, noise_N in zip(given["uniform"], given["noise"], strict=True):
             out_NF, action_N, led_to = self._next(states[-1], uniform_NS, noise_N)
             states.append(led_to)
             actions.append(action_N)
             outs.append(out_NF)
-        found = {name: torch.stack([getattr(x, name) for x in states], 1) for name in ("deter", "stoch")}
-        judged = self._judged(Latent(**found)[:, 1:].flat)
-        return found, torch.stack(actions, 1), torch.stack(outs, 1), *judged
+        latent = Latent(*(torch.stack([getattr(x, name) for x in states], 1) for name in ("deter", "stoch")))
+        return latent, torch.stack(actions, 1), torch.stack(outs, 1), *self._judged(latent[:, 1:].flat)
 
     def _next(self, latent: Latent, uniform_NS: Tensor, noise_N: Tensor) -> tuple[Tensor, Tensor, Latent]:
         """One step: the actor's numbers, its action, and where that leads."""
@@ -161,20 +153,22 @@ class Imagination:
 
     # --- compiled ---------------------------------------------------------------------------------------------------
 
-    def _in_few_kernels(self, given: Tensors, noise_HN: Tensor) -> tuple[Tensors, Tensor, Tensor, Tensor, Tensor]:
+    def _in_few_kernels(self, given: Tensors) -> tuple[Latent, Tensor, Tensor, Tensor, Tensor]:
         """The same from formulas, compiled; how exact the products are is decided once for all steps."""
         start = Latent(given["deter"], given["stoch"])
         weights = DreamWeights.of(self._model.rssm, self._kind(start.deter))
         states, actions, outs = [dream_start(weights, start)], [], []
-        for uniform_NS, noise_N in zip(given["uniform"], noise_HN, strict=True):
+        for uniform_NS, noise_N in zip(given["uniform"], given["noise"], strict=True):
             out_NF, action_N, led_to = self._compiled_step(weights, states[-1], uniform_NS, noise_N)
             states.append(led_to)
             actions.append(action_N)
             outs.append(out_NF)
         flat = torch.stack([x.flat_NF for x in states], 1)
+        width, shape = start.deter.shape[1], start.stoch.shape[1:]
         # The first states are judged with the others, and in vain: without them all would be copied.
         reward_NH, continue_NH = (x[:, 1:] for x in self._compiled_heads(flat))
-        return {"flat": flat}, torch.stack(actions, 1), torch.stack(outs, 1), reward_NH, continue_NH
+        latent = Latent(flat[..., :width], flat[..., width:].view(*flat.shape[:2], *shape))
+        return latent, torch.stack(actions, 1), torch.stack(outs, 1), reward_NH, continue_NH
 
     def _dreamt(
         self, weights: DreamWeights, here: Dreamt, uniform_NS: Tensor, noise_N: Tensor

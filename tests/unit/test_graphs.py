@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from grpo.graphs import PLAIN, GraphedCallable, parameters
+from grpo.graphs import PLAIN, GraphedCallable
 
 DEVICE = torch.device("cuda", 1)
 """Not the current one."""
@@ -118,10 +118,3 @@ def test_without_a_device_only_the_first_tensor_is_asked_for():
     assert asked == [0] * 5
     tried(GraphedCallable(lambda given: given, uses, wanted=False), 5)
     assert len(asked) == 5
-
-
-def test_parameters_are_those_that_modules_list_even_where_they_share_some():
-    first = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3, affine=False), torch.nn.Linear(3, 3))
-    second = torch.nn.ModuleDict({"tied": first[2], "own": torch.nn.Linear(3, 1, bias=False)})
-    listed = {id(p) for module in (first, second) for p in module.parameters()}
-    assert {id(p) for p in parameters(first, second)} == listed and len(listed) == 5

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo.errors import SamplesFailed
-from grpo.graphs import GraphedCallable, Tensors, parameters
+from grpo.graphs import GraphedCallable, Tensors
 from grpo.protocols import Alone, Ranks, Slots, State, as_part, part
 from grpo.threads import few_threads
 from grpo.together import attempted
@@ -137,7 +137,7 @@ class Learner:
 
     def _in_use(self) -> Iterator[Tensor]:
         """All that an update reads and changes."""
-        yield from parameters(self.model)
+        yield from self.model.parameters()
         yield from (p.grad for p in self._tensors if p.grad is not None)
         if self._optimizer is not None:
             yield from (x for entry in self._optimizer.state.values() for x in entry.values())

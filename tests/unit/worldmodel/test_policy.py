@@ -170,7 +170,7 @@ SPACES = {
 def test_draws_follow_the_head_s_own_probabilities(name):
     head = make_head(SPACES[name], state_std=True)
     actions, out = Actions(head), torch.randn(1, head.size, generator=generator(1)).expand(20_000, -1)
-    drawn = actions.draw(out, actions.noise(actions.random((20_000,), generator(2), out)))
+    drawn = actions.draw(out, actions.noise((20_000,), generator(2), out))
     assert tuple(drawn.shape[1:]) == head.shape
     # the mean of −log p over draws is the entropy exactly when the draws are p's own
     surprise = -head.logp(out, drawn)
