@@ -48,6 +48,8 @@ class Task:
     """Module and function that find in a run's folder what a script had handed over as an object; empty: nothing."""
     planner: str = ""
     """Module and function that say what a step will take; empty: nobody can."""
+    prepared: str = ""
+    """Module and function that make a new run's trainer sooner, of what one like it has left; empty: nothing can."""
     extra: str = ""
     """What `pip install 'anygrpo[…]'` must bring first."""
     library: str = ""
@@ -64,8 +66,15 @@ class Task:
 
     def trainer(self, config: GRPOConfig, folder: Path | None = None) -> GRPOTrainer:
         """The room's trainer; folder: of the run that is gone on with."""
+        given = self._whole(config, folder)
+        module, _, name = self.prepared.partition(":")
+        if name and folder is None:
+            with loading():
+                found: GRPOTrainer | None = self._named(name, module)(config)
+            if found is not None:
+                return found
         make: Callable[..., GRPOTrainer] = self._named(self.make)
-        return make(config, **self._whole(config, folder))
+        return make(config, **given)
 
     def looked_at(self, config: GRPOConfig, judged: bool, folder: Path) -> GRPOTrainer:
         """The room's trainer where nothing is learned; not judged: without what judges it, and nothing is evaluated."""
@@ -122,7 +131,9 @@ class Task:
 
 TASKS = {
     "bandit": Task("grpo.bandit", "BanditConfig"),
-    "control": Task("grpo.control", "ControlConfig", extra="control"),
+    "control": Task(
+        "grpo.control", "ControlConfig", extra="control", prepared="grpo.control.compiled.prepared:prepared"
+    ),
     "language": Task(
         "grpo.language",
         "LanguageConfig",

@@ -27,8 +27,8 @@ from grpo.app.builders import document_of
 from grpo.app.many.crew import PERIOD, Job
 from grpo.app.settings import Resolved
 from grpo.control.compiled import seeds
+from grpo.control.compiled.record import BROKEN
 from grpo.control.compiled.room import (
-    BROKEN,
     evaluation_starts,
     read_adam,
     read_scale,
