@@ -1,6 +1,7 @@
 """The compiled loop: playing, learning CartPole, many seeds, and a command's start, in CPU seconds of one machine.
 
     python bench/compiled.py --json bench/results/compiled.json [--seeds 10] [--many 256] [--only steps learn …]
+        [--other CHECKOUT]
 
 steps   environment steps a CPU second with a policy of 64-64: our program, the ordinary way, jitted gymnax, SB3
 learn   CPU seconds until 20 starts reach 475 on CartPole: the program once it is loaded, the ordinary way, rejax's PPO
@@ -8,7 +9,8 @@ learn   CPU seconds until 20 starts reach 475 on CartPole: the program once it i
         seed by seed in turn;
         evaluations are counted on all sides, imports and compiling are not
 many    a run of one seed and of many, by the program that maps over seeds, once it is loaded
-start   wall and CPU seconds of the whole command, from its start to its end, what was compiled lying on the disk
+start   wall and CPU seconds of the whole command to its last step's line and to its end, what was compiled lying on
+        the disk; with --other CHECKOUT in turn with that code
 """
 
 from __future__ import annotations
@@ -330,16 +332,41 @@ def many_part(count: int, folder: Path, repeats: int = 3) -> dict[str, Any]:
     return found
 
 
-def start_part(folder: Path, repeats: int = 3) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, words in (("compiled", ["--compiled"]), ("ordinary", [])):
-        command("cartpole", *words, "--video=false", "--films=false", where=folder / f"{name}-first")
-        runs = [
-            command("cartpole", *words, "--video=false", "--films=false", where=folder / f"{name}-{i}")
-            for i in range(repeats)
-        ]
-        found[name] = {key: quartiles([run[key] for run in runs]) for key in ("wall_s", "cpu_s")}
-        print("start", name, found[name], flush=True)
+def started(*words: str, where: Path, code: Path | None) -> dict[str, float]:
+    """A whole command, video and curve included: seconds to its last step's line, to its end, and of processors."""
+    own = os.environ | {"PYTHONUNBUFFERED": "1"} | ({} if code is None else {"PYTHONPATH": str(code)})
+    before, began, last, by_then = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), 0.0, 0.0
+    words = (sys.executable, "-m", "grpo", "train", "cartpole", *words, f"--logdir={where}")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=own, cwd=where.parent) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("step="):
+                last, by_then = time.perf_counter() - began, _cpu_of(process.pid)
+    assert process.returncode == 0
+    end, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"last_step_wall_s": last, "last_step_cpu_s": by_then, "wall_s": end, "cpu_s": cpu}
+
+
+def _cpu_of(pid: int) -> float:
+    """CPU seconds of a process so far, all its threads together; Linux tells."""
+    told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def start_part(folder: Path, other: Path | None, repeats: int = 7) -> dict[str, Any]:
+    """In turn, also with another checkout's code, whose first runs compile what later ones find."""
+    ways = {"compiled": (("--compiled",), None), "ordinary": ((), None)}
+    if other is not None:
+        ways |= {"compiled_before": (("--compiled",), other), "ordinary_before": ((), other)}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+    for i in range(-1, repeats):
+        for name, (words, code) in ways.items():
+            made = started(*words, where=folder / f"{name}-{i}", code=code)
+            runs[name] += [made] if i >= 0 else []
+    found = {name: {key: quartiles([run[key] for run in made]) for key in made[0]} for name, made in runs.items()}
+    for name, told in found.items():
+        print("start", name, {key: round(values["median"], 3) for key, values in told.items()}, flush=True)
     return found
 
 
@@ -359,6 +386,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--many", type=int, default=256)
     parser.add_argument("--only", nargs="+", default=["steps", "learn", "start", "many"])
+    parser.add_argument("--other", type=Path, help="start: a checkout of another version, timed in turn")
     given = parser.parse_args()
     import torch
 
@@ -372,7 +400,7 @@ def main() -> None:
             found[name] = {
                 "steps": steps_part,
                 "learn": lambda: learn_part(given.seeds),
-                "start": lambda: start_part(Path(place)),
+                "start": lambda: start_part(Path(place), given.other),
                 "many": lambda: many_part(given.many, Path(place)),
             }[name]()
             given.json.write_text(json.dumps(found, indent=2) + "\n")

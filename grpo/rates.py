@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from grpo.errors import ConfigError, nearest
 from grpo.report import StepReport
+
+if TYPE_CHECKING:
+    import torch
 
 Factor = Callable[[int, int | None], float]
 """Share of the full rate at a step, given how many there will be; None: nobody knows."""

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from grpo.core.advantages import group_count
+from grpo.core.arrays import Array
 from grpo.core.gates import has_signal
 from grpo.credit import left_alone, reward_size, trajectory_reward
 from grpo.experience import Experience
@@ -19,6 +17,8 @@ from grpo.rollouts import Rollouts, Scores, Status, row_index
 
 GATES = ("selected_NT", "open_NT", "penalised_NT")
 """Of an experience: those that depend on the policy of the moment."""
+MAX_NONFINITE = 3
+"""Steps in a row without one finite update before training stops."""
 
 
 class StepReport(Mapping[str, float | None]):
@@ -57,12 +57,20 @@ class StepReport(Mapping[str, float | None]):
         return f"StepReport(step {self.step}, {shown})"
 
 
+class Diverged(RuntimeError):
+    """Training stopped because updates kept being non-finite; `report` is the last step, for looking at."""
+
+    def __init__(self, message: str, report: StepReport) -> None:
+        super().__init__(message)
+        self.report = report
+
+
 @dataclass(frozen=True)
 class Update:
     """One optimizer step, taken or skipped."""
 
-    rows: Sequence[int] | Tensor
-    logp_NT: Tensor
+    rows: Sequence[int] | Array
+    logp_NT: Array
     values: Mapping[str, float]
     """Loss, its parts and metrics of the whole minibatch."""
     finite: bool
@@ -70,7 +78,7 @@ class Update:
     """The optimizer moved the weights."""
     skipped: bool
     """It would have, but the minibatch was non-finite or too far off-policy."""
-    gates: Mapping[str, Tensor] = field(default_factory=dict)
+    gates: Mapping[str, Array] = field(default_factory=dict)
     """By name, those that the minibatch had."""
 
 
@@ -112,11 +120,11 @@ class Updates:
         """`experience` with the gates that each decision met when it was last scored; most recipes have none."""
         found: dict[str, Any] = {}
         for name in dict.fromkeys(name for update in self._all for name in update.gates):
-            gate_NT = torch.full_like(self._experience.mask_NT, name != "penalised_NT")
+            gate_NT = _all(self._experience.mask_NT, name != "penalised_NT")
             for update in self._all:
                 gate_NT[row_index(update.rows, gate_NT)] = update.gates[name].to(gate_NT)
             if self._experience is not experience:  # it was taken apart into decisions
-                flat_M, gate_NT = gate_NT[:, 0], torch.full_like(experience.mask_NT, name != "penalised_NT")
+                flat_M, gate_NT = gate_NT[:, 0], _all(experience.mask_NT, name != "penalised_NT")
                 gate_NT[experience.rollouts.mask_NT] = flat_M
             found[name] = gate_NT
         return replace(experience, **found) if found else experience
@@ -132,6 +140,22 @@ class Updates:
         found["updates"] = float(sum(update.taken for update in self._all))
         found["updates_skipped"] = float(sum(update.skipped for update in self._all))
         return found
+
+
+def _all(mask_NT: Array, value: bool) -> Array:
+    return mask_NT | True if value else mask_NT & False
+
+
+def nonfinite_in_a_row(before: int, updates: Updates, report: StepReport) -> int:
+    """Steps in a row that had nothing finite; raises once they are several: the run is lost, its checkpoint is not."""
+    count = before + 1 if updates.all_nonfinite() else 0
+    if count >= MAX_NONFINITE:
+        raise Diverged(
+            f"the last {MAX_NONFINITE} steps had a non-finite loss or gradient and were skipped; lower "
+            "learning_rate, set max_ratio, or look at the rewards and log-probs of the last step",
+            report,
+        )
+    return count
 
 
 def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None]:
@@ -153,7 +177,7 @@ def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None
         metrics["groups_dropped"] = float(dropped)
     if rollouts.reward_parts_NK is not None and rollouts.reward_names is None:
         for k, column in enumerate(rollouts.reward_parts_NK.T):
-            known = column[~torch.isnan(column)]
+            known = column[column == column]
             metrics[f"rewards/{k}/mean"] = float(known.mean()) if len(known) else None
     if rollouts.status_N is not None:
         metrics["truncated"] = float((rollouts.status_N == int(Status.TRUNCATED)).float().mean())

@@ -18,10 +18,14 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, step: int, stream: str) -> int:
@@ -31,15 +35,21 @@ def derive(seed: int, step: int, stream: str) -> int:
 
 
 def seed_all(seed: int, step: int, stream: str = "train") -> None:
-    """Seed Python, NumPy and torch (all devices). Every step begins so, hence nothing has to be restored after it."""
+    """Seed Python, NumPy and, where it is used, torch (all devices).
+
+    Every step begins so, hence nothing has to be restored after it.
+    """
     derived = derive(seed, step, stream)
     random.seed(derived)
     np.random.seed(derived % 2**32)
-    torch.manual_seed(derived)
+    if "torch" in sys.modules:  # else nobody draws with it
+        sys.modules["torch"].manual_seed(derived)
 
 
 def update_generator(seed: int, step: int, stream: int) -> torch.Generator:
     """What the trainer itself draws in a step: a pass has stream 0, 1, …, a minibatch −1, −2, …"""
+    import torch
+
     drawn = 0
     for number in (seed, step, stream):
         drawn = (drawn * 6_364_136_223_846_793_005 + number + 1_442_695_040_888_963_407) % (2**63 - 1)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -23,91 +22,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.agreement import attempted as attempted
+from grpo.agreement import by_chief as by_chief
+from grpo.agreement import here as here
+from grpo.agreement import of_the_network as of_the_network
 from grpo.capabilities import Divides, Teaches
-from grpo.errors import ConfigError, PassUnfinished, RankFailed, RanksDiffer, RanksLost, Refused, line
+from grpo.errors import RankFailed, RanksDiffer
 from grpo.experience import Experience
 from grpo.parcels import flat, whole
-from grpo.protocols import Alone, Collected, CollectRequest, Part, Ranks, RolloutSource, Slots, State, as_part, part
+from grpo.protocols import Collected, CollectRequest, Part, Ranks, RolloutSource, Slots, State, as_part, part
 from grpo.resample import members_of
 from grpo.rollouts import Rollouts, Scores, Taught
 from grpo.shards import Again, Shards, Unsharded
 
 WEIGHTS_EVERY = 50
 """Steps between two looks at whether all ranks have the same weights."""
-NETWORK = ("DistBackendError", "DistNetworkError", "DistStoreError")
-"""Errors of torch.distributed, which is not imported here."""
 LARGEST = ("microbatch_halvings",)
 """Of what a pass tells: the largest counts, all else is summed."""
 
 Gradients = Callable[[Experience], tuple[dict[str, float], Tensor]]
-
-
-def here() -> Ranks:
-    """The ranks that this process is one of, as the variables of torchrun, srun, … say; alone where there are none."""
-    if import_module("grpo.distributed.places").found(os.environ) is None:
-        return Alone()
-    joined: Ranks = import_module("grpo.distributed.group").join()
-    return joined
-
-
-def attempted(ranks: Ranks, what: str, work: Callable[[], State]) -> list[State]:
-    """Do something on every rank and gather what comes of it; where it fails on one, all of them raise."""
-    wrong: Exception | None = None
-    try:
-        mine = work()
-    except RanksLost:  # nobody would hear of it
-        raise
-    except Exception as error:
-        wrong, mine = error, _failed(error)
-    try:
-        found = ranks.gather(mine, what)
-    except RanksLost as lost:
-        if wrong is None:
-            raise
-        if of_the_network(wrong):
-            raise (lost.others if isinstance(lost, PassUnfinished) else lost) from wrong
-        if isinstance(lost, PassUnfinished) and isinstance(wrong, torch.OutOfMemoryError):
-            raise PassUnfinished(what, lost.remedy, lost.others, "out of memory") from wrong
-        raise wrong from None  # which is why
-    if wrong is not None:
-        raise wrong
-    for rank, state in enumerate(found):
-        _expect_done(rank, what, state)
-    return found
-
-
-def _failed(error: Exception) -> State:
-    """What other ranks are told of an error, and whether it is what was asked for that cannot be."""
-    refused = isinstance(error, Refused)
-    return State({"failed": str(error) if refused else line(error), "refused": refused}, {})
-
-
-def _expect_done(rank: int, what: str, state: State) -> None:
-    """Raise where that rank has failed."""
-    if "failed" in state.values:
-        kind = ConfigError if state.values["refused"] else RankFailed
-        raise kind(f"rank {rank} failed at {what}: {state.values['failed']}")
-
-
-def of_the_network(error: Exception) -> bool:
-    """Whether it is what PyTorch says where a rank is gone that a collective of its own waits for."""
-    return type(error).__name__ in NETWORK or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
-
-
-def by_chief(ranks: Ranks, what: str, work: Callable[[], State]) -> State:
-    """What the chief finds, on every rank; where it fails, all of them raise."""
-    wrong: Exception | None = None
-    mine: State | None = None
-    if ranks.chief:
-        try:
-            mine = work()
-        except Exception as error:
-            wrong, mine = error, _failed(error)
-    found = ranks.broadcast(mine, what)
-    if wrong is not None:
-        raise wrong
-    _expect_done(0, what, found)
-    return found
 
 
 # --- collect ----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from grpo.protocols import (
 )
 from grpo.rates import LearningRate, scheduled
 from grpo.reference import FrozenReference
-from grpo.report import GATES, StepReport, Update, Updates, reward_metrics
+from grpo.report import GATES, Diverged, StepReport, Update, Updates, nonfinite_in_a_row, reward_metrics
 from grpo.resample import members_of, resample, with_signal, within_bounds
 from grpo.roles import RoleMeans
 from grpo.rollouts import Rollouts, Scores
@@ -53,18 +53,8 @@ from grpo.teaching import make_teacher, with_lesson
 
 __all__ = ["Diverged", "Hook", "StepReport", "Trainer"]
 
-MAX_NONFINITE = 3
-"""Steps in a row without one finite update before training stops."""
 ROOM = "what sampling keeps between steps is let go of after each from here on"
 HALVED = "micro-batches are half as large from here on, the gradient is the same"
-
-
-class Diverged(RuntimeError):
-    """Training stopped because updates kept being non-finite; `report` is the last step, for looking at."""
-
-    def __init__(self, message: str, report: StepReport) -> None:
-        super().__init__(message)
-        self.report = report
 
 
 class Hook(Protocol):
@@ -344,13 +334,7 @@ class Trainer:
 
     def _raise_if_diverged(self, updates: Updates, report: StepReport) -> None:
         """Stop once several steps in a row had nothing finite: this run is lost, its last checkpoint is not."""
-        self._nonfinite_in_a_row = self._nonfinite_in_a_row + 1 if updates.all_nonfinite() else 0
-        if self._nonfinite_in_a_row >= MAX_NONFINITE:
-            raise Diverged(
-                f"the last {MAX_NONFINITE} steps had a non-finite loss or gradient and were skipped; lower "
-                "learning_rate, set max_ratio, or look at the rewards and log-probs of the last step",
-                report,
-            )
+        self._nonfinite_in_a_row = nonfinite_in_a_row(self._nonfinite_in_a_row, updates, report)
 
     # --- who sits where ---------------------------------------------------------------------------------------------
 

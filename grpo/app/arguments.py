@@ -165,10 +165,13 @@ def add_rank_flags(made: argparse.ArgumentParser) -> None:
 
 def resolved(names: Sequence[str], flags: Sequence[tuple[str, str]]) -> Resolved:
     """The settings that presets, files and flags say together."""
-    from grpo.app.builders import configs
-    from grpo.app.settings import flag_layer, resolve
+    from grpo.app.loading import loading
 
-    return resolve([*layers(names, [key for key, _ in flags]), flag_layer(flags)], configs())
+    with loading():  # settings are classes of libraries, too
+        from grpo.app.builders import configs
+        from grpo.app.settings import flag_layer, resolve
+
+        return resolve([*layers(names, [key for key, _ in flags]), flag_layer(flags)], configs())
 
 
 def layers(names: Sequence[str], flags: Sequence[str] = ()) -> list[Any]:

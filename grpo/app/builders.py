@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo.app.ranks import expect_alike, expect_divided
+from grpo.agreement import here
+from grpo.app.loading import loading
+from grpo.app.ranks import excuse, expect_alike, expect_divided
 from grpo.app.settings import COMMAND_LINE, Layer, Resolved, flag_layer, layer, resolve
 from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
 from grpo.dialects import OWN
-from grpo.distributed import group
 from grpo.errors import RankFailed, RanksDiffer, RanksLost, Refused, SamplesFailed, Unanswered, install
+from grpo.report import Diverged
 from grpo.run import start as door
 from grpo.run.config import RunConfig
 from grpo.run.folder import Elsewhere, RunFolder
@@ -24,9 +26,9 @@ from grpo.run.progress import told
 from grpo.run.redaction import hidden_in
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.stepping import Summary
-from grpo.run.trainer import GRPOTrainer
-from grpo.together import here
-from grpo.trainer import Diverged
+
+if TYPE_CHECKING:
+    from grpo.run.trainer import GRPOTrainer
 
 FAILED, BAD_SETTINGS = 1, 2
 
@@ -46,6 +48,8 @@ class Task:
     """Module and function that find in a run's folder what a script had handed over as an object; empty: nothing."""
     planner: str = ""
     """Module and function that say what a step will take; empty: nobody can."""
+    prepared: str = ""
+    """Module and function that make a new run's trainer sooner, of what one like it has left; empty: nothing can."""
     extra: str = ""
     """What `pip install 'anygrpo[…]'` must bring first."""
     library: str = ""
@@ -62,8 +66,15 @@ class Task:
 
     def trainer(self, config: GRPOConfig, folder: Path | None = None) -> GRPOTrainer:
         """The room's trainer; folder: of the run that is gone on with."""
+        given = self._whole(config, folder)
+        module, _, name = self.prepared.partition(":")
+        if name and folder is None:
+            with loading():
+                found: GRPOTrainer | None = self._named(name, module)(config)
+            if found is not None:
+                return found
         make: Callable[..., GRPOTrainer] = self._named(self.make)
-        return make(config, **self._whole(config, folder))
+        return make(config, **given)
 
     def looked_at(self, config: GRPOConfig, judged: bool, folder: Path) -> GRPOTrainer:
         """The room's trainer where nothing is learned; not judged: without what judges it, and nothing is evaluated."""
@@ -110,7 +121,8 @@ class Task:
     def _named(self, name: str, module: str = "") -> Any:
         """Something of the room; loading it brings its libraries along."""
         try:
-            return getattr(import_module(module or self.module), name)
+            with loading():
+                return getattr(import_module(module or self.module), name)
         except ModuleNotFoundError as error:
             if not self.extra or (error.name or "").startswith("grpo"):
                 raise
@@ -119,7 +131,9 @@ class Task:
 
 TASKS = {
     "bandit": Task("grpo.bandit", "BanditConfig"),
-    "control": Task("grpo.control", "ControlConfig", extra="control"),
+    "control": Task(
+        "grpo.control", "ControlConfig", extra="control", prepared="grpo.control.compiled.prepared:prepared"
+    ),
     "language": Task(
         "grpo.language",
         "LanguageConfig",
@@ -240,7 +254,7 @@ def _guarded(job: Callable[[], Summary]) -> int:
 
 def _failed(why: str, code: int, is_why: bool = True) -> int:
     """Say in one line why a run has ended, to the other ranks too, unless this one has only lost them."""
-    print(f"grpo: {group.excuse(why) if is_why else ''}{why}", file=sys.stderr)
+    print(f"grpo: {excuse(why) if is_why else ''}{why}", file=sys.stderr)
     return code
 
 

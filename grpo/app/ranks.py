@@ -8,17 +8,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from grpo.app.settings import Resolved
-from grpo.distributed import group
 from grpo.distributed.facts import settings, versions
 from grpo.distributed.places import Machine, Place
-from grpo.distributed.proof import proofs
-from grpo.distributed.start import start as start_processes
 from grpo.errors import ConfigError, RanksLost
 from grpo.run.progress import told
 
+if TYPE_CHECKING:
+    from grpo.distributed.meeting import Meeting
+
 OK, FAILED, BAD_SETTINGS = 0, 1, 2
+
+# torch.distributed takes a second to import: below, where there are several ranks.
 
 
 class Ended(SystemExit):
@@ -27,6 +30,8 @@ class Ended(SystemExit):
 
 def variables(timeout: float | None, shared_gpu: bool) -> dict[str, str]:
     """What the flags of a command say to its ranks."""
+    from grpo.distributed import group
+
     found = {} if timeout is None else {group.TIMEOUT: f"{timeout:g}"}
     return found | ({group.SHARED_GPU: "1"} if shared_gpu else {})
 
@@ -36,6 +41,8 @@ def start(machine: Machine, words: Sequence[str], variables: Mapping[str, str], 
 
     planned: the settings where they are known already: what is wrong with them is said once, and nothing is started.
     """
+    from grpo.distributed.start import start as start_processes
+
     if planned is not None:
         expect_work(planned.config.groups_per_step, machine.ranks)
         planned.config.expect_ranks(machine.ranks)
@@ -44,6 +51,8 @@ def start(machine: Machine, words: Sequence[str], variables: Mapping[str, str], 
 
 def take_part(place: Place, variables: Mapping[str, str], job: Callable[[], int]) -> int:
     """Do the job as one rank of several; its exit code. Where one cannot start, all end with a line that says why."""
+    from grpo.distributed import group
+
     os.environ.update(place.variables() | dict(variables))
     before = signal.signal(signal.SIGTERM, _end)
     code = FAILED
@@ -75,7 +84,7 @@ def expect_work(groups: int, ranks: int) -> None:
 
 def expect_divided(resolved: Resolved) -> None:
     """Refuse to divide among ranks what one process has to keep anyway."""
-    if resolved.config.shard != "none" and group.arrived() is None:
+    if resolved.config.shard != "none" and _meeting() is None:
         raise ConfigError(
             f"shard={resolved.config.shard} divides among ranks, and there is one; give --ranks, or leave it out"
         )
@@ -83,17 +92,36 @@ def expect_divided(resolved: Resolved) -> None:
 
 def expect_alike(resolved: Resolved) -> None:
     """Before a folder is made: refuse settings, code or data that differ between ranks, and ranks without work."""
-    meeting = group.arrived()
-    if meeting is None:
+    if (meeting := _meeting()) is None:
         return
+    from grpo.distributed import group
+
     expect_work(resolved.config.groups_per_step, meeting.ranks)
     resolved.config.expect_ranks(meeting.ranks)
     named = {name if block == "task" else f"{block}.{name}": value for block, name, value, _ in resolved.table()}
     meeting.agree({**versions(), **settings(named)}, group.shares_gpu(), "comparing settings")
 
 
+def excuse(why: str) -> str:
+    """Tell the other ranks, where there are any, that this one cannot go on; its name, to begin a line with."""
+    if _meeting() is None:
+        return ""
+    from grpo.distributed import group
+
+    return group.excuse(why)
+
+
+def _meeting() -> Meeting | None:
+    """Where this process has met the other ranks; who has met none has not even imported what they meet by."""
+    group = sys.modules.get("grpo.distributed.group")
+    return None if group is None else group.arrived()
+
+
 def examine(folder: Path) -> int:
     """`grpo doctor` as one rank of several: the chief prints what was tried; the exit code."""
+    from grpo.distributed import group
+    from grpo.distributed.proof import proofs
+
     meeting, ranks = group.arrive(), group.join()
     cards = meeting.agree(versions(), group.shares_gpu(), "examining")
     found = []

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
+from grpo.agreement import attempted
 from grpo.control.config import ControlConfig
 from grpo.control.groups import EVALUATION, EXPERT, seeds
-from grpo.control.imitate import worth_it, write
 from grpo.control.play import Episodes, play
-from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.copies import EnvCopies
 from grpo.envs.evaluate import Evaluation, rendered
@@ -28,7 +27,9 @@ from grpo.envs.spaces import stack
 from grpo.envs.video import can_show, record
 from grpo.protocols import Ranks, Slots, State
 from grpo.seeding import generator
-from grpo.together import attempted
+
+if TYPE_CHECKING:
+    from grpo.control.policy import ActorPolicy
 
 EPISODES = ("return_E", "length_E", "success_E")
 """Of an evaluation: what there is of each episode."""
@@ -67,6 +68,8 @@ class Evaluator:
 
     def record(self, path: Path, fleet: Fleet, episodes: int, seed: int | None = None) -> Path:
         """Greedy episodes that did not fail, as a file that `warm_start` takes."""
+        from grpo.control.imitate import worth_it, write  # here: whoever watches only needs no torch
+
         starts = seeds(self._config.seed if seed is None else seed, 0, EXPERT, episodes)
         self._policy.eval()
         played = play(fleet, self._policy, self._scaling, starts, None, self._config.rules)

@@ -12,19 +12,21 @@ Letters: L live members, M decisions, B bytes of an observation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
 from grpo.control.config import ControlConfig
 from grpo.control.play import Episodes, named, play
-from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
 from grpo.envs.draws import Random, drawing
 from grpo.envs.episodes import EpisodeRunner, Start
 from grpo.envs.fleet import EnvError, Fleet, Snapshot
 from grpo.seeding import start_seeds
+
+if TYPE_CHECKING:
+    from grpo.control.policy import ActorPolicy
 
 TRAINING, TRUNKS, STREAMS, EVALUATION, EXPERT = range(5)
 """Streams of seeds."""

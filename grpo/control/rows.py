@@ -9,16 +9,16 @@ Letters: F numbers of an observation.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from grpo.control.films import Reel, Tape
-from grpo.control.play import Episodes
-from grpo.envs.episodes import Start
-from grpo.envs.heads import Head
+from grpo.control.episodes import Episodes
 from grpo.rollouts import Rollouts
+
+if TYPE_CHECKING:
+    from grpo.control.films import Reel, Tape
+    from grpo.envs.episodes import Start
+    from grpo.envs.heads import Head
 
 MOST_SEEN = 8
 """Numbers of an observation that are kept beside the actions; larger ones say little to the eye."""
@@ -42,7 +42,7 @@ class StepRows:
         first = self._count
         self._errors |= {first + row: message for row, message in episodes.errors.items()}
         self._firsts.append(first)
-        self._reels.append(None if starts is None else Reel.of(starts, episodes))
+        self._reels.append(None if starts is None else _reel(starts, episodes))
         self._count += len(episodes)
         return first
 
@@ -64,7 +64,12 @@ class StepRows:
     def show(self, rows: Rollouts) -> list[dict[str, Any]]:
         """Actions, rewards, length of each row, what was seen if it is little, and what went wrong with it."""
         seen = rows.inputs["observation"]
-        short = torch.is_tensor(seen) and seen.ndim == 3 and seen.shape[2] <= MOST_SEEN and seen.is_floating_point()
+        short = (
+            not isinstance(seen, Mapping)
+            and seen.ndim == 3
+            and seen.shape[2] <= MOST_SEEN
+            and "float" in str(seen.dtype)
+        )
         lengths = rows.mask_NT.sum(1).tolist()
         shown: list[dict[str, Any]] = []
         for i, (number, length) in enumerate(zip(rows.inputs["row"][:, 0].tolist(), lengths, strict=True)):
@@ -82,3 +87,9 @@ class StepRows:
 
     def _attempt(self, number: int) -> int:
         return bisect_right(self._firsts, number) - 1
+
+
+def _reel(starts: Sequence[Start], episodes: Episodes) -> Reel:
+    from grpo.control.films import Reel  # here: what a program played is not filmed, and needs no environment
+
+    return Reel.of(starts, episodes)

@@ -17,6 +17,7 @@ from grpo.config import ConfigError
 from grpo.control.baselines.room import RoomBaseline
 from grpo.control.chunks import by_token, paid_together
 from grpo.control.config import ROOM_BASELINES, ControlConfig
+from grpo.control.episodes import Episodes, learned_from, measured
 from grpo.control.evaluate import Evaluator
 from grpo.control.films import film
 from grpo.control.groups import (
@@ -31,7 +32,7 @@ from grpo.control.groups import (
 )
 from grpo.control.imitate import imitate, shown_by
 from grpo.control.parcels import flat, whole
-from grpo.control.play import Episodes, play
+from grpo.control.play import play
 from grpo.control.policy import ActorPolicy
 from grpo.control.rows import StepRows
 from grpo.control.scaling import Scaling
@@ -244,12 +245,7 @@ class ControlSource:
             }
         else:
             self.episodes += int(ok_N.sum())
-            returns, lengths = episodes.return_N[ok_N], episodes.steps_N[ok_N]
-            found = {
-                "return": float(returns.mean()) if len(returns) else None,
-                "return_std": float(returns.std()) if len(returns) else None,
-                "episode_length": float(lengths.mean()) if len(lengths) else None,
-            }
+            found = measured(episodes)
         found |= {"success": float(known_N.mean())} if len(known_N) else {}
         judged = {} if self.baseline is None else self.baseline.metrics
         found = self._metrics if attempt else found | judged
@@ -342,9 +338,3 @@ class ControlSource:
         """End the environments and their processes."""
         self.fleet.close()
         self.evaluator.copies.close()
-
-
-def learned_from(episodes: Episodes, config: ControlConfig) -> np.ndarray:
-    """Rewards as the algorithm sees them."""
-    reward_NT, most = np.where(episodes.mask_NT, episodes.reward_NT, 0.0), config.clip_rewards
-    return (reward_NT if most is None else reward_NT.clip(-most, most)) * config.reward_scale

@@ -316,7 +316,10 @@ def _tell(
 
 def make_trainer(config: ControlConfig) -> GRPOTrainer:
     """The trainer of a configuration, as the command line makes it."""
-    return GRPOTrainer(config=config)
+    trainer = GRPOTrainer(config=config)
+    if trainer.compiled is not None:
+        trainer.compiled.remember(trainer.state())
+    return trainer
 
 
 # --- what is made where nothing is given ----------------------------------------------------------------------------

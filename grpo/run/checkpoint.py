@@ -22,21 +22,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from grpo.config import ConfigError
+from grpo.core.arrays import Array, is_torch
 from grpo.errors import line
 from grpo.protocols import State
+from grpo.run.arrays import as_saved, load_file, on_host, save_file
 from grpo.run.files import DAMAGE, RESTORE, UNFIT, FolderError, Row, dumps, field, read_json, sync_folder
 from grpo.run.folder import SCHEMA, RunFolder, expect_schema, versions
 from grpo.run.inside import make_folder_inside, open_regular, remove_inside, rename_inside, write_inside
 from grpo.run.redaction import same_but_hidden
-from grpo.trainer import Trainer
+
+if TYPE_CHECKING:
+    from grpo.trainer import Trainer
 
 POINTS = ("folder", "arrays", "state", "manifest", "rename", "pointer", "retention")
 """Where a save can be cut; `at` is called with the name once that much is done."""
@@ -75,7 +76,7 @@ class Snapshot:
     """What a checkpoint will hold, in memory that nobody else writes to."""
 
     step: int
-    arrays: Mapping[str, torch.Tensor]
+    arrays: Mapping[str, Array]
     state: str
     """The text of state.json."""
     manifest: Row
@@ -95,7 +96,7 @@ def snapshot(
     One that was not `planned` stays until the next, of any kind.
     """
     check(state)
-    kinds = {name: "torch" if isinstance(array, torch.Tensor) else "numpy" for name, array in state.arrays.items()}
+    kinds = {name: "torch" if is_torch(array) else "numpy" for name, array in state.arrays.items()}
     manifest = {
         "schema": SCHEMA,
         "step": step,
@@ -105,7 +106,7 @@ def snapshot(
         "fingerprint": fingerprint(settings or {}),
         "settings": settings or {},
     }
-    return Snapshot(step, _on_host(state.arrays), dumps({"values": state.values, "arrays": kinds}), manifest)
+    return Snapshot(step, on_host(state.arrays), dumps({"values": state.values, "arrays": kinds}), manifest)
 
 
 def publish(
@@ -216,14 +217,13 @@ def _state(path: Path) -> State:
     kept = read_json(file, LARGEST_STATE)
     values, kinds = field(kept, "values", dict, file), field(kept, "arrays", dict, file)
     try:
-        tensors = load_file(path / FILES[0])
+        tensors = load_file(path / FILES[0], "torch" in kinds.values())
     except (SafetensorError, *DAMAGE) as error:
         raise Damaged(f"{path / FILES[0]} cannot be read: {error}") from error
     absent = sorted(set(kinds) ^ set(tensors))
     if absent:
         raise Damaged(f"{path / FILES[0]} and state.json disagree about {', '.join(absent[:3])}")
-    found = {name: tensors[name].numpy() if kind == "numpy" else tensors[name] for name, kind in kinds.items()}
-    return State(values, found)
+    return State(values, {name: as_saved(kind, tensors[name]) for name, kind in kinds.items()})
 
 
 def restore(trainer: Trainer, found: Checkpoint) -> None:
@@ -361,23 +361,10 @@ def _expect_plain(tree: Any, place: str) -> None:
         )
 
 
-def _on_host(arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """All as tensors that can be written."""
-    tensors: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, array in arrays.items():
-        tensor = array.detach() if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
-        tensor = tensor.cpu().contiguous()
-        storage = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone() if storage in seen else tensor  # tied weights: safetensors wants each its own
-        seen.add(storage)
-    return tensors
-
-
-def _write_arrays(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def _write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """All arrays in one file."""
     try:
-        save_file(dict(tensors), path)
+        save_file(dict(arrays), path)
     except SafetensorError as error:  # its writer reports a full disk in words only
         number = re.search(r"code: (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error

@@ -12,9 +12,9 @@ from grpo.credit import trajectory_reward
 from grpo.objective import per_decision
 from grpo.protocols import RolloutSource
 from grpo.recipes import Recipe
+from grpo.report import StepReport
 from grpo.rollouts import Rollouts, Scores, Status
 from grpo.run.folder import number
-from grpo.trainer import StepReport
 
 _LARGEST = float(np.finfo(np.float16).max)
 _SMALLEST = float(np.finfo(np.float32).tiny)

@@ -9,9 +9,9 @@ from typing import Any
 
 from grpo.capabilities import Films, Illustrates
 from grpo.protocols import RolloutSource
+from grpo.report import StepReport
 from grpo.run.folder import RunFolder
 from grpo.run.inside import names_inside, write_inside
-from grpo.trainer import StepReport
 
 SELDOM = 4
 """A step is filmed once so many times as many are done as when the last one was: a few films in a long run."""

@@ -22,11 +22,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from grpo.agreement import by_chief
 from grpo.capabilities import Headlines, Timed
 from grpo.errors import SamplesFailed, warn
 from grpo.protocols import State
+from grpo.report import StepReport
 from grpo.run import checkpoint, thinning
 from grpo.run.films import SELDOM
 from grpo.run.folder import Elsewhere, RunFolder
@@ -38,8 +40,9 @@ from grpo.run.session import Session
 from grpo.run.signals import StopSignals
 from grpo.run.stepping import Following, Stepping, Summary
 from grpo.run.trackers import Tracker
-from grpo.together import by_chief
-from grpo.trainer import StepReport, Trainer
+
+if TYPE_CHECKING:
+    from grpo.trainer import Trainer
 
 __all__ = ["Options", "SamplesFailed", "Summary", "run"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import resource
 import sys
 
-import torch
-
 _UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes in which `ru_maxrss` is counted."""
 
@@ -14,6 +12,7 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 def memory() -> dict[str, float]:
     """The most so far, in GiB: resident on the host, and allocated on the GPU where one is used."""
     found = {"memory/host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT / 2**30}
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")  # who has not imported it has allocated nothing
+    if torch is not None and torch.cuda.is_available():
         found["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return found

@@ -6,14 +6,16 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.capabilities import Leaves, Measures, Plots
 from grpo.errors import line
 from grpo.protocols import State
+from grpo.report import Diverged, StepReport
 from grpo.run import checkpoint, signals
 from grpo.run.budget import WINDOW
 from grpo.run.exhibits import exhibit
@@ -25,7 +27,9 @@ from grpo.run.saving import MAX_UNSAVED, Saving
 from grpo.run.stepping import Stepping, Summary
 from grpo.run.timing import time_split
 from grpo.run.trackers import Trackers
-from grpo.trainer import Diverged, StepReport, Trainer
+
+if TYPE_CHECKING:
+    from grpo.trainer import Trainer
 
 
 class Session(Stepping):
@@ -259,15 +263,16 @@ class Session(Stepping):
                     why["error"] = _said(error, trace)
                 self.folder.write_status(self._status | why)
 
-    def draw(self) -> None:
-        """curve.png, if it can be drawn."""
+    def draw(self) -> str:
+        """curve.png, if it can be drawn; else why not."""
         try:
             from grpo.run.plot import draw  # here: it loads matplotlib
 
             source = self.trainer.source
             draw(self.folder, source.panels if isinstance(source, Plots) else ())
+            return ""
         except (ImportError, OSError, ValueError, FolderError) as error:
-            self.folder.event(self.trainer.steps_done, "no_curve", f"curve.png was not drawn: {error}")
+            return f"curve.png was not drawn: {error}"
 
     def leave(self) -> None:
         """What the source makes of the best policy (a video, say), for the folder and the trackers."""
@@ -301,10 +306,11 @@ class Session(Stepping):
             missing += ": the last checkpoint stands for the best"
             self.folder.event(self.trainer.steps_done, "best_by_missing", missing)
         super().close(curve)
-        with self.watch("closing"):
-            if curve:
-                self.draw()
-            self.leave()
+        with self.watch("closing"), ThreadPoolExecutor(1) as aside:
+            drawn = aside.submit(self.draw) if curve else None
+            self.leave()  # in this thread, where Ctrl-C is heard; a film is encoded by a process of its own
+            if drawn is not None and (why := drawn.result()):
+                self.folder.event(self.trainer.steps_done, "no_curve", why)
 
     def summary(self) -> Summary:
         """How it ended."""

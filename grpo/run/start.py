@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo.agreement import by_chief
 from grpo.capabilities import KeepsFiles
 from grpo.config import ConfigError
 from grpo.dialects import OWN
@@ -32,7 +33,6 @@ from grpo.run.progress import Progress
 from grpo.run.signals import INTERRUPTED, PREEMPTED
 from grpo.run.stepping import Summary
 from grpo.run.trackers import Tracker
-from grpo.together import by_chief
 
 _CHECKPOINT = re.compile(r"(?:step|checkpoint)-(\d{1,15})")
 MOST = 10_000

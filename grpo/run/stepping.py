@@ -8,17 +8,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.errors import SamplesFailed, warn
 from grpo.protocols import State
+from grpo.report import StepReport
 from grpo.run import signals
 from grpo.run.budget import WINDOW, FailureBudget
 from grpo.run.exhibits import exhibit
 from grpo.run.files import Row
 from grpo.run.trackers import Trackers
 from grpo.seeding import seed_all
-from grpo.trainer import StepReport, Trainer
+
+if TYPE_CHECKING:
+    from grpo.trainer import Trainer
 
 NOTHING_LEARNED = (
     "nothing was learned: in every group all tries got the same reward; look at some with grpo view, then make the "

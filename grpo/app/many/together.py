@@ -27,8 +27,8 @@ from grpo.app.builders import document_of
 from grpo.app.many.crew import PERIOD, Job
 from grpo.app.settings import Resolved
 from grpo.control.compiled import seeds
+from grpo.control.compiled.record import BROKEN
 from grpo.control.compiled.room import (
-    BROKEN,
     evaluation_starts,
     read_adam,
     read_scale,
@@ -41,6 +41,7 @@ from grpo.control.networks import make_network
 from grpo.control.trainer import GRPOTrainer
 from grpo.envs.functions.numbers import numbers
 from grpo.errors import ConfigError, line
+from grpo.report import MAX_NONFINITE
 from grpo.run import checkpoint
 from grpo.run.budget import WINDOW, FailureBudget
 from grpo.run.files import FolderError
@@ -49,7 +50,6 @@ from grpo.run.lock import locked
 from grpo.run.saving import MAX_UNSAVED, Saving, Waited
 from grpo.run.signals import StopSignals
 from grpo.run.stepping import EXIT_CODES
-from grpo.trainer import MAX_NONFINITE
 
 BLOCK = 8
 """Seeds of a block: on a CPU they follow each other, and a block is what a processor does at a time."""

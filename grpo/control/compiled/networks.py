@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from torch import Tensor
 
+from grpo.control.compiled.weights import Weights
 from grpo.core.arrays import clip
 from grpo.envs.heads import LOG_STD, Categorical, Gaussian, Head
 
@@ -26,36 +26,6 @@ ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
 
 _held: Any = jax.lax.optimization_barrier
 """What XLA does not merge with what comes before or after."""
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Where each parameter lies in the flat vector."""
-
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
-
-    @staticmethod
-    def of(parameters: Mapping[str, Tensor]) -> Weights:
-        """As a policy has them."""
-        return Weights(tuple((name, tuple(p.shape)) for name, p in parameters.items()))
-
-    @property
-    def size(self) -> int:
-        """W."""
-        return sum(math.prod(shape) for _, shape in self.shapes)
-
-    def apart(self, flat_W: Any) -> dict[str, Any]:
-        """By name; of NumPy or JAX arrays, views where they can be."""
-        found, at = {}, 0
-        for name, shape in self.shapes:
-            found[name] = flat_W[at : at + math.prod(shape)].reshape(shape)
-            at += math.prod(shape)
-        return found
-
-
-def flat(tensors: Mapping[str, Tensor]) -> np.ndarray:
-    """Tensors one after the other, in float32."""
-    return np.concatenate([x.detach().cpu().numpy().ravel() for x in tensors.values()]).astype(np.float32)
 
 
 @dataclass(frozen=True)

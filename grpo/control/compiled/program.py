@@ -99,9 +99,13 @@ class Program:
     @property
     def key(self) -> tuple[Any, ...]:
         """What tells programs apart that compute different things."""
+        return (self.task.start, self.task.step, self.task.see, *self.told)
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """The same in words, the same ones in every process: but for what the task's functions do."""
         policy, own = self.policy, {name: value for name, value in vars(self).items() if name not in ("task", "policy")}
-        task = (self.task.name, self.task.start, self.task.step, self.task.see, str(self.task.action_space))
-        return (*task, policy.weights, policy.activation, repr(own))
+        return (self.task.name, str(self.task.action_space), policy.weights, policy.activation, repr(own))
 
     @property
     def group_N(self) -> np.ndarray:

@@ -5,7 +5,9 @@ The policy's and the optimizer's tensors stay the truth: a checkpoint, an export
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,30 +16,32 @@ import numpy as np
 import torch
 
 from grpo import optimizers
-from grpo.control.compiled.learn import BETAS, EPS, Adam, Passes, Told
-from grpo.control.compiled.networks import CompiledPolicy, Weights, compiled_head, flat
+from grpo.control.compiled import record, starts
+from grpo.control.compiled.learn import BETAS, EPS, Adam, Passes
+from grpo.control.compiled.networks import CompiledPolicy, compiled_head
 from grpo.control.compiled.play import Scale
 from grpo.control.compiled.program import Program, Step
+from grpo.control.compiled.record import Facts
+from grpo.control.compiled.starts import Start
+from grpo.control.compiled.weights import Weights, flat
 from grpo.control.config import ControlConfig
 from grpo.control.groups import EVALUATION, seeds
-from grpo.control.play import Episodes
 from grpo.control.policy import ActorPolicy
 from grpo.control.scaling import Scaling
-from grpo.control.source import ControlSource, learned_from
-from grpo.envs.evaluate import Evaluation
-from grpo.envs.functions.numbers import numbers
+from grpo.control.source import ControlSource
+from grpo.envs.functions.classic import TASKS
+from grpo.envs.functions.numbers import numbers, whole_programs
 from grpo.envs.functions.task import FunctionTask
+from grpo.envs.heads import Categorical, Head
 from grpo.errors import ConfigError
-from grpo.experience import Experience, count
-from grpo.report import StepReport, Update, Updates, reward_metrics
-from grpo.rollouts import Rollouts, Scores, Status
+from grpo.experience import Experience
+from grpo.protocols import State, as_part
+from grpo.report import StepReport, Updates
+from grpo.rollouts import Scores
 from grpo.seeding import derive
 
 if TYPE_CHECKING:
     from grpo.trainer import Trainer
-
-
-BROKEN = "an observation or a reward of this episode is not a finite number; --compiled false says which step it was"
 
 
 def seed_key(seed: int) -> np.ndarray:
@@ -73,13 +77,37 @@ _MADE: dict[Any, tuple[Any, Any]] = {}
 MOST_MADE = 16
 
 
-def made_once(program: Program) -> tuple[Any, Any]:
+def names(program: Program, scaled: bool, config: ControlConfig) -> tuple[str, str]:
+    """What step and evaluation are called: of our own tasks by what they compute, so that JAX's cache tells them apart.
+
+    What a function of the user's computes cannot be told by its name.
+    """
+    if program.task.name not in TASKS:
+        return "step", "judged"
+    told = *program.told, scaled
+    judged = *told, config.eval_episodes, config.eval_greedy
+    return starts.program_name("step", told), starts.program_name("judged", judged)
+
+
+def made_once(program: Program, named: tuple[str, str], greedy: bool) -> tuple[Any, Any]:
     """Step and evaluation of a program, compiled when first called."""
-    if program.key not in _MADE:
+    key = (program.key, named, greedy)
+    if key not in _MADE:
         if len(_MADE) >= MOST_MADE:
             _MADE.pop(next(iter(_MADE)))
-        _MADE[program.key] = jax.jit(program.step), jax.jit(program.judged, static_argnames="greedy")
-    return _MADE[program.key]
+        step, judged = named
+        _MADE[key] = _compiled(program.step, step), _compiled(partial(program.judged, greedy=greedy), judged)
+    return _MADE[key]
+
+
+def _compiled(function: Callable[..., Any], name: str) -> Any:
+    """A function that JAX compiles under this name, and that takes all that it is given, whatever it needs of it."""
+
+    def called(*given: Any) -> Any:
+        return function(*given)
+
+    called.__name__ = name
+    return jax.jit(called, keep_unused=True)
 
 
 class CompiledRoom:
@@ -88,61 +116,66 @@ class CompiledRoom:
     def __init__(self, source: ControlSource, task: FunctionTask, optimizer: torch.optim.Optimizer) -> None:
         self.source, self._optimizer, self._config = source, optimizer, source.config
         self.program = make_program(task, source.policy, source.fleet.horizon or task.limit, source.config)
+        passes, name = self.program.passes, source.fleet.name
+        self.facts = Facts(name, passes.names, self.program.group_N, self.program.linear, passes.detached)
         self._key = seed_key(source.config.seed)
-        self._step, self._judge = made_once(self.program)
+        self._named = names(self.program, bool(source.scaling.mean), source.config)
+        self._step, self._judge = made_once(self.program, self._named, source.config.eval_greedy)
         self._starts: Any = None
+        self._begun: State | None = None
+        """Before the first step, where the start is to be kept."""
+        self._outs: dict[str, list[str]] = {}
+        """What the programs that have run give, by name."""
+
+    # --- a start that is kept ---------------------------------------------------------------------------------------
+
+    def remember(self, state: State) -> None:
+        """Told how the trainer begins, where its settings alone say all about it."""
+        on_cpu = jax.default_backend() == "cpu" and self._config.device in ("auto", "cpu")
+        if on_cpu and self.program.task.name in TASKS and self._config.lr_schedule == "constant":
+            self._begun = state
+
+    def _keep_start(self) -> None:
+        """Leave what the next run of these settings needs for its first step, once both programs have run."""
+        files = {what: starts.compiled(name) for what, name in zip(self._outs, self._named, strict=False)}
+        if self._begun is None or len(files) < 2 or None in files.values():
+            return
+        begun, self._begun = self._begun, None  # once
+        policy, facts = self.source.policy, self.facts
+        values = {
+            "values": dict(begun.values),
+            "files": files,
+            "outs": self._outs,
+            "facts": {"env": facts.env, "names": facts.names, "linear": facts.linear, "detached": facts.detached},
+            "shapes": self.program.policy.weights.shapes,
+            "head": head_values(policy.head),
+            "video": seeds(self._config.seed, 0, EVALUATION, 1)[0],
+        }
+        arrays = as_part("state", {name: np.asarray(x) for name, x in begun.arrays.items()})
+        arrays |= {f"starts/{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(self._starts))}
+        arrays |= as_part("head", {name: np.asarray(x) for name, x in policy.head.named_buffers()})
+        arrays |= {"group_N": facts.group_N, "key": self._key}
+        starts.write(starts.key(self._config), Start(values, arrays))
 
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def step(self, trainer: Trainer) -> tuple[StepReport, Updates]:
         """One step of the trainer, all of it in the program; what it left is in the policy, optimizer and source."""
         self._optimizer = expect_adam(trainer.optimizer, self.source.policy, self.program.passes.weight_decay)
-        with trainer.phase("compiled"), numbers():
+        with trainer.phase("compiled"), whole_programs():
             adam, scale = self._adam(), self._scale()
             made = self._step(adam, scale, self._key, np.int32(trainer.steps_done))
             made.told.count.block_until_ready()
+            self._outs.setdefault("step", leaf_names(made))
         self._keep(made)
-        longest = int(np.asarray(made.length_N).max())
-        episodes = _episodes(made, longest, self.source.fleet.name)
-        first = self.source.note(episodes)
-        experience = self._experience(made, episodes, longest, first)
-        updates = told(made.told, self.program.passes.names, experience)
+        played = record.episodes(made, self.facts)
+        learned = record.experience(made, self.facts, self._config, played, self.source.note(played))
+        updates = record.updates(made.told, self.facts.names, learned)
         self.source.policy.version += int(np.asarray(made.told.taken_K).sum())
-        metrics = reward_metrics(experience.rollouts, self._config.recipe) | updates.metrics()
-        metrics |= dict(self.source.metrics()) | explained(self.program, made)
-        scores = Scores(_tensor(made.last_logp_NT, longest))
-        return StepReport(trainer.steps_done + 1, metrics, experience, scores), updates
-
-    def _experience(self, made: Step, episodes: Episodes, longest: int, first: int) -> Experience:
-        """What was learned from, as the ordinary way records it."""
-        rows = len(episodes)
-        status_N = np.where(episodes.terminated_N, int(Status.TERMINATED), int(Status.TRUNCATED))
-        status_N[~episodes.ok_N] = int(Status.FAILED)
-        mask_NT = torch.from_numpy(episodes.mask_NT)
-        rollouts = Rollouts(
-            group_N=torch.from_numpy(self.program.group_N),
-            mask_NT=mask_NT,
-            old_logp_NT=_tensor(made.logp_NT, longest),
-            reward_NT=torch.as_tensor(learned_from(episodes, self._config), dtype=torch.float32),
-            inputs={
-                "observation": torch.from_numpy(episodes.observation),
-                "action": torch.from_numpy(episodes.action_NT),
-                "row": first + torch.arange(rows)[:, None].expand(mask_NT.shape),
-            },
-            baseline_NT=None if made.baseline_NT is None else _tensor(made.baseline_NT, longest).float(),
-            status_N=torch.from_numpy(status_N),
-        )
-        teaches_NT, present_N = _tensor(made.teaches_NT, longest), torch.from_numpy(np.array(made.present_N))
-        return Experience(
-            rollouts=rollouts,
-            mask_NT=teaches_NT,
-            present_N=present_N,
-            advantage_NT=_tensor(made.advantage_NT, longest),
-            old_logp_NT=None if self.program.passes.detached else rollouts.old_logp_NT,
-            ref_logp_NT=None,
-            mismatch_NT=None,
-            denominators=count(teaches_NT, self._config.recipe, present_N=present_N),
-        )
+        metrics = {**record.reward_metrics(learned.rollouts, self._config.recipe), **updates.metrics()}
+        metrics |= dict(self.source.metrics()) | record.explained(made, self.facts)
+        scores = Scores(torch.from_numpy(record.cut(made.last_logp_NT, record.longest(made))))
+        return StepReport(trainer.steps_done + 1, metrics, _tensors(learned), scores), updates
 
     # --- weights, in and out ----------------------------------------------------------------------------------------
 
@@ -163,13 +196,24 @@ class CompiledRoom:
         config, policy = self._config, self.source.policy
         if self._starts is None:
             self._starts = evaluation_starts(self.program.task, config.seed, config.eval_episodes)
-        with numbers():
+        with whole_programs():
             scale, weights = self._scale(), flat(policy.parameters())
-            return_E, length_E = self._judge(weights, scale, self._starts, self._key, greedy=config.eval_greedy)
-            return_E, length_E = np.asarray(return_E), np.asarray(length_E)
-        ok_E = ~np.isnan(return_E)
-        nothing_E, failed = np.full(int(ok_E.sum()), np.nan), int((~ok_E).sum())
-        return Evaluation(return_E[ok_E], length_E[ok_E], nothing_E, failed, BROKEN if failed else "").metrics()
+            found = self._judge(weights, scale, self._starts, self._key)
+            self._outs.setdefault("judged", leaf_names(found))
+        self._keep_start()
+        return record.judged(*(np.asarray(x) for x in found))
+
+
+def head_values(head: Head) -> dict[str, Any]:
+    """What `grpo.control.compiled.plain` must know of a head beside its bounds."""
+    if isinstance(head, Categorical):
+        return {"start": int(head.to_env(np.zeros(1, np.int64))[0])}
+    return {"shape": head.to_env(np.zeros((1, *head.shape), np.float32)).shape[1:]}
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Of a tree's arrays, in their order: `.adam.flat_W`, `[0]`."""
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
 
 
 def evaluation_starts(task: FunctionTask, seed: int, episodes: int) -> Any:
@@ -255,48 +299,9 @@ def write_scale(scale: Scale | None, scaling: Scaling) -> None:
         scaling.load(float(scale.count), arrays)
 
 
-def told(made: Told, names: Sequence[str], experience: Experience) -> Updates:
-    """The step's updates as the trainer counts them."""
-    updates, nothing, values_KV = Updates(experience), torch.zeros(0), np.asarray(made.values_KV)
-    finite_K, taken_K, skipped_K = (np.asarray(x) for x in (made.finite_K, made.taken_K, made.skipped_K))
-    for k in range(int(made.count)):
-        own = dict(zip(names, values_KV[k].tolist(), strict=True))
-        updates.add(Update(range(0), nothing, own, bool(finite_K[k]), bool(taken_K[k]), bool(skipped_K[k])))
-    return updates
-
-
-def explained(program: Program, made: Step) -> dict[str, float | None]:
-    """How well the baseline foresaw the returns, where there is one."""
-    share = float(made.explained)
-    return {"baseline_explained": None if np.isnan(share) else share} if program.linear else {}
-
-
-def _tensor(x: Any, longest: int) -> torch.Tensor:
-    return torch.from_numpy(np.array(np.asarray(x)[:, :longest]))  # NumPy cuts: JAX would compile each length
-
-
-def _episodes(made: Step, longest: int, name: str) -> Episodes:
-    """What was played, as players record it; padding beyond the longest episode is cut off."""
-
-    def cut(x: Any) -> np.ndarray:
-        return np.array(np.asarray(x)[:, :longest])
-
-    seen_NTD, length_N = cut(made.seen_NTD), np.asarray(made.length_N)
-    action_NT = cut(made.action_NT)
-    terminated_N = np.array(made.terminated_N)
-    return Episodes(
-        observation=seen_NTD,
-        raw=seen_NTD,
-        action_NT=action_NT.astype(np.int64) if action_NT.dtype.kind == "i" else action_NT,
-        logp_NT=cut(made.logp_NT),
-        out_NTF=None,
-        reward_NT=cut(made.reward_NT),
-        mask_NT=np.arange(longest)[None] < length_N[:, None],
-        offset_N=np.zeros(len(length_N), np.int64),
-        terminated_N=terminated_N,
-        truncated_N=~terminated_N,
-        success_N=np.full(len(length_N), np.nan),
-        last=seen_NTD[:, -1],
-        errors={int(row): f"{name}: {BROKEN}" for row in np.flatnonzero(np.asarray(made.failed_N))},
-        steps_N=np.asarray(made.steps_N),
-    )
+def _tensors(learned: Experience) -> Experience:
+    """The same as a trainer of PyTorch's has it."""
+    own = {name: x for name, x in vars(learned).items() if isinstance(x, np.ndarray)}
+    arrays: dict[str, Any] = {name: torch.from_numpy(x) for name, x in own.items()}
+    inputs = {name: torch.from_numpy(x) for name, x in learned.rollouts.inputs.items()}
+    return replace(learned, rollouts=learned.rollouts.each(torch.from_numpy).but(inputs=inputs), **arrays)

@@ -24,7 +24,7 @@ from grpo.control.compiled.learn import Adam
 from grpo.control.compiled.play import Scale
 from grpo.control.compiled.program import Program, Step
 from grpo.core.advantages import group_mean
-from grpo.trainer import MAX_NONFINITE
+from grpo.report import MAX_NONFINITE
 
 LEG = 64
 """The most steps after which runs come back to be written down, and whoever wants to stop is heard."""

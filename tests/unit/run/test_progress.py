@@ -119,7 +119,7 @@ def test_the_end_says_what_happened_and_what_to_do_next(tmp_path, monkeypatch, c
     assert "anygrpo[export]" not in out
     assert " return=" in out and "\nreturn=" in out and "reward=" not in out  # which is the return
     assert "next=grpo view runs/pole" in out and "next=grpo eval runs/pole" in out and "event_" not in out
-    monkeypatch.setattr("grpo.run.trainer.find_spec", lambda name: None)
+    monkeypatch.setattr("grpo.run.runs.find_spec", lambda name: None)
     assert trainer.looked_at_with()[0][-1] == "export (pip install 'anygrpo[export]')"
     flat = make_bandit(BanditConfig())  # in whose first phase all arms pay alike
     flat.train(steps=2, folder="runs/flat", progress="plain")
