@@ -13,9 +13,11 @@ import numpy as np
 from grpo.config import ConfigError
 from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Sampling
+from grpo.language.rewards import MOST_WORKERS
 from grpo.language.rewards.maths import extract, same
 from grpo.language.samples import Prompt, Sample, rewards_of
 from grpo.language.travel import pack, unpack
+from grpo.processors import processors
 from grpo.protocols import Slots, State
 from grpo.statistics import bootstrap, wilson
 from grpo.together import attempted
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 EVALUATION = 1
 """The stream of randomness; training has another."""
+WORTH = 8
+"""Comparisons that are worth the start of one more process."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,8 @@ def answered(
             made.extend(
                 source.judged(prompts, count, sampling, EVALUATION, (0, 0), own=own)[0]
             )  # at every step the same draws
-        found = right(made, config.eval_by, config.reward_timeout, known) if made else np.zeros(0)
+        judged = config.eval_by, config.reward_timeout, known, source.rewards.verdict
+        found = right(made, *judged) if made else np.zeros(0)
         packed = pack(made) if ranks.size > 1 else State({}, {})
         return State(packed.values, {**packed.arrays, "right": found})
 
@@ -151,12 +156,15 @@ def answered(
     return unpack(told, prompts, count), right_N
 
 
-def right(samples: list[Sample], by: str | None, timeout: float, known: bool | None = None) -> np.ndarray:
+def right(
+    samples: list[Sample], by: str | None, timeout: float, known: bool | None = None, verdict: str | None = None
+) -> np.ndarray:
     """1 for a right answer, 0 for a wrong one, NaN where nobody can tell.
 
     by: the reward whose positive value means right; None: the lenient comparison of the last answer in the text with
     the row's own, so that a gain in format does not count; where rows have no answer, all go by their first reward.
-    known: whether every row has one, where these are a part of the rows.
+    known: whether every row has one, where these are a part of the rows. verdict: a reward that has made that very
+    comparison already.
     """
     first = next(iter(samples[0].rewards), None)
     if by is not None and by not in samples[0].rewards:
@@ -167,6 +175,8 @@ def right(samples: list[Sample], by: str | None, timeout: float, known: bool | N
     if by is not None:
         given = [sample.rewards[by] for sample in samples]
         return np.array([np.nan if value is None else float(value > 0) for value in given])
+    if verdict is not None:
+        return np.array([float((sample.rewards[verdict] or 0.0) > 0) for sample in samples])
     pairs = [(sample.text, str(sample.prompt.columns["answer"])) for sample in samples]
     found = np.full(len(pairs), np.nan)
     hard = []
@@ -176,7 +186,8 @@ def right(samples: list[Sample], by: str | None, timeout: float, known: bool | N
         else:
             hard.append(row)
     if hard:  # algebra may hang: elsewhere, with a time limit
-        with Pool(agrees, workers=1, timeout=timeout) as pool:
+        workers = min(-(-len(hard) // WORTH), processors(), MOST_WORKERS)
+        with Pool(agrees, workers=workers, timeout=timeout) as pool:
             for row, outcome in zip(hard, pool.map([pairs[row] for row in hard]), strict=True):
                 found[row] = float(outcome.value) if outcome.ok else 0.0
     return found

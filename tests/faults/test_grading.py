@@ -1,7 +1,10 @@
 """Hostile answers end as wrong: they never hang and are never run. (A hang inside C is killed: see test_workers.)"""
 
+import gc
+import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -127,7 +130,7 @@ def test_large_numbers_under_roots_are_never_factored(text, monkeypatch):
         algebra.equal(text, "5")
 
 
-def test_the_time_limit_says_nothing_where_it_ends_a_generator(capsys, monkeypatch):
+def test_the_time_limit_says_nothing_where_it_ends_a_generator(capsys, monkeypatch, looked_at):
     """What is raised while an object is put away goes nowhere but to standard error."""
     monkeypatch.setattr("sys.unraisablehook", sys.__unraisablehook__)
 
@@ -145,7 +148,54 @@ def test_the_time_limit_says_nothing_where_it_ends_a_generator(capsys, monkeypat
     assert capsys.readouterr().err == ""
 
 
-def test_the_time_limit_outlives_whoever_catches_it():
+@pytest.fixture(params=["timer", "calls"])
+def looked_at(request, monkeypatch):
+    """Both ways to look at the time."""
+    assert algebra._timer_is_free()
+    if request.param == "calls":
+        monkeypatch.setattr(algebra, "_timer_is_free", lambda: False)
+    return request.param
+
+
+def test_the_time_limit_leaves_signals_timers_and_profilers_as_they_were(looked_at):
+    def late():
+        with algebra.cpu_limit(0.001):
+            while True:
+                len("")
+
+    for _ in range(3):
+        with algebra.cpu_limit(30.0):
+            len("")
+        with pytest.raises(algebra.OutOfTime):
+            late()
+        gc.collect()
+        assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
+        assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+        assert sys.getprofile() is None
+
+
+def test_a_signal_that_somebody_has_use_for_is_not_taken(monkeypatch):
+    before = signal.signal(signal.SIGPROF, mine := lambda number, frame: None)
+    try:
+        with pytest.raises(algebra.OutOfTime), algebra.cpu_limit(0.001):
+            while True:
+                len("")
+        assert signal.getsignal(signal.SIGPROF) is mine
+    finally:
+        signal.signal(signal.SIGPROF, before)
+
+
+def test_the_time_limit_holds_in_threads_too():
+    def work():
+        with algebra.cpu_limit(0.01):
+            while True:
+                len("")
+
+    with ThreadPoolExecutor(1) as thread, pytest.raises(algebra.OutOfTime):
+        thread.submit(work).result(30)
+
+
+def test_the_time_limit_outlives_whoever_catches_it(looked_at):
     def stubborn():
         for _ in range(3):
             try:

@@ -27,6 +27,7 @@ import numpy as np
 from grpo.errors import ConfigError, line, warn
 from grpo.language.rewards.calling import Call, Desk, Messages, Reply, Task, Verdict, answer, messages
 from grpo.language.rewards.given import name_of, resolve, tokenizers_of, unique
+from grpo.language.rewards.maths import Correctness
 from grpo.lazy import lazily
 from grpo.processors import processors
 from grpo.run.functions import FromFile
@@ -141,6 +142,12 @@ class Rewards:
 
     def __len__(self) -> int:
         return len(self.calls)
+
+    @property
+    def verdict(self) -> str | None:
+        """The reward that is positive just where an evaluation, left to itself, would call an answer right."""
+        own = (call.name for call in self.calls if isinstance(call.function, Correctness) and call.function.value > 0)
+        return next(own, None)
 
     # --- judging ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,9 @@ import functools
 import logging
 import math
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,6 +38,8 @@ LARGEST_SUM = 100_000
 """Terms of an expression once it is multiplied out."""
 PATIENCE = 2.0
 """Seconds of CPU for one comparison."""
+TICK = 0.01
+"""Seconds of CPU between two looks at it."""
 
 
 class TooLarge(Exception):
@@ -263,26 +267,69 @@ class _Quiet:
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises OutOfTime once this thread has used so much CPU by a look at every twentieth call."""
+    """Raises OutOfTime once this thread has used so much CPU, and again where somebody has caught that and gone on.
+
+    In a main thread a timer's signal looks; elsewhere, or where that signal is somebody's, every twentieth call does,
+    which takes three times as long.
+    """
     if not isinstance(sys.unraisablehook, _Quiet):
         sys.unraisablehook = _Quiet(sys.unraisablehook)
-    end, calls, inside = time.thread_time() + seconds, 0, True
-
-    def look(frame: Any, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls % 20 == 0 and time.thread_time() > end:
-            raise OutOfTime(watch)
+    end, inside = time.thread_time() + seconds, True
 
     def watch() -> None:
-        """Python stops calling `look` once it has raised; whoever caught that and went on is looked at again."""
+        """Also told once what was raised is gone: whoever caught it and went on is looked at again."""
         if inside:
-            sys.setprofile(look)
+            start(late)
 
-    before = sys.getprofile()
+    def late() -> None:
+        if inside and time.thread_time() > end:
+            stop()
+            raise OutOfTime(watch)
+
+    start, stop = (_by_timer if _timer_is_free() else _by_calls)()
     watch()
     try:
         yield
     finally:
         inside = False
-        sys.setprofile(before)
+        stop()
+
+
+Look = Callable[[], None]
+
+
+def _timer_is_free() -> bool:
+    """Whether signals are handled in this thread, and nobody else has use for this one."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and hasattr(signal, "SIGPROF") and signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
+
+
+def _by_timer() -> tuple[Callable[[Look], None], Callable[[], None]]:
+    """What has a look taken after every TICK of CPU time, and what ends that."""
+
+    def start(look: Look) -> None:
+        signal.signal(signal.SIGPROF, lambda number, frame: look())
+        signal.setitimer(signal.ITIMER_PROF, TICK, TICK)
+
+    def stop() -> None:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)  # one may be on its way: the default would end the process
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+    return start, stop
+
+
+def _by_calls() -> tuple[Callable[[Look], None], Callable[[], None]]:
+    """The same after every twentieth call; Python itself stops once something was raised."""
+    before, calls = sys.getprofile(), 0
+
+    def start(look: Look) -> None:
+        def count(frame: Any, event: str, argument: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls % 20 == 0:
+                look()
+
+        sys.setprofile(count)
+
+    return start, lambda: sys.setprofile(before)
