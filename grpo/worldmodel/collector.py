@@ -144,6 +144,8 @@ class Collector:
                 latent=(size.deter, size.stoch, size.classes),
                 latent_dtype=config.replay_latents,
                 memory=config.replay_memory,
+                ends=config.replay_ends,
+                reach=config.horizon + config.batch_length,
             )
             saved, self._saved = self._saved, None
             if saved is not None and saved.values["lanes"] is not None:

@@ -36,11 +36,11 @@ BLOCKS: Blocks = {
     ),
     "model": (
         "size", "scale_observations", "model_learning_rate", "model_warmup", "batch_size", "batch_length",
-        "train_ratio", "pretrain",
+        "train_ratio", "pretrain", "free_nats", "reconstruction",
     ),
     "replay": (
         "prefill", "steps_per_collect", "acting", "replay_capacity", "replay_memory", "replay_folder",
-        "replay_latents",
+        "replay_latents", "replay_ends",
     ),
     "imagination": (
         "horizon", "reward", "actor", "tail", "return_scale", "critic_learning_rate", "gae_lambda", "slow_rate",
@@ -107,6 +107,11 @@ class WorldModelConfig(GRPOConfig):
     """Replayed steps for each step of the environment; 0: the model stays as it is."""
     pretrain: int = Field(default=100, ge=0)
     """Updates of the world model before the first imagined future."""
+    free_nats: float = Field(default=1.0, ge=0)
+    """By so much (KL, in nats) what is seen of a step may differ from what was expected before the world model learns
+    from it; slow motions in a small environment lie below DreamerV3's 1."""
+    reconstruction: float = Field(default=1.0, gt=0)
+    """Weight of the errors of predicted observations among the world model's losses; 1 as in DreamerV3."""
 
     # --- what was seen
     prefill: int = Field(default=500, ge=1)
@@ -124,6 +129,9 @@ class WorldModelConfig(GRPOConfig):
     """Where the files of the replay lie, on a larger disk say; one for each run. None: replay/ in the run's folder."""
     replay_latents: Literal["float32", "float16"] = "float32"
     """How exactly the latents beside remembered steps are kept; float16 takes half of their room."""
+    replay_ends: float = Field(default=0.0, ge=0, le=1)
+    """Share of the replayed sequences that begin at most horizon + batch_length steps before one of the last 20 ends of
+    episodes, so that ends are learned of and imagined from where they are rare; 0: all are drawn evenly."""
 
     # --- imagination
     horizon: int = Field(default=32, ge=1)
@@ -278,6 +286,7 @@ class WorldModelConfig(GRPOConfig):
         unless(bool(self.adapter_rank), "adapter_rank", "adapt")
         unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_warmup")
         unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "model_learning_rate", "pretrain")
+        unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "free_nats", "reconstruction")
         if self.precision == "bfloat16":
             unless(not self.frozen_model, "train_ratio > 0 and a model that is trained", "precision")
         home = ("auto",) if isinstance(self.workers, str) else ("auto", "processes")

@@ -182,7 +182,15 @@ def _agent(config: WorldModelConfig, fleet: Fleet) -> tuple[ActorPolicy, Learner
         head.limits = (LOG_STD[0], math.log(config.max_std))
     _expect_used(config, view, head)
     policy = ActorPolicy(torch.nn.Identity(), head)
-    model = WorldModel(view.shapes, policy.actions.width, config.size, config.seed, config.scale_observations)
+    model = WorldModel(
+        view.shapes,
+        policy.actions.width,
+        config.size,
+        config.seed,
+        config.scale_observations,
+        config.free_nats,
+        config.reconstruction,
+    )
     units = model.size.units
     policy = ActorPolicy(make_network(model.flat_width, units, head, config.actor_layers, config.seed), head)
     parentless = None if config.init_from is None else _begin_with(Path(config.init_from), policy, model)

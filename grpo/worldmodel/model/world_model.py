@@ -25,7 +25,7 @@ from grpo.worldmodel.model.rssm import RSSM, Latent, Observed, Size, size_of
 DYNAMICS, REPRESENTATION = 1.0, 0.1
 """Weights of the KL: the prior learns from the posterior faster than the posterior is drawn to the prior."""
 FREE_NATS = 1.0
-"""A KL below this is left alone, for either."""
+"""A KL below this is left alone, for either, as in DreamerV3."""
 
 Batch = Mapping[str, Tensor]
 _TAKEN = ("action", "reward", "continue", "is_first", "is_last", "is_terminal")
@@ -46,13 +46,22 @@ class Forecast:
 class WorldModel(nn.Module):
     """Encoder, recurrent model, decoder, reward and continue heads. `shapes`: of each observation, by key.
 
-    scaled: numbers are read and predicted in standard deviations, once they have been measured.
+    scaled: numbers are read and predicted in standard deviations, once they have been measured. free_nats: a KL below
+    this is left alone. reconstruction: weight of the errors of predicted observations.
     """
 
     def __init__(
-        self, shapes: Shapes, action_width: int, size: str | Size = "12m", seed: int = 0, scaled: bool = False
+        self,
+        shapes: Shapes,
+        action_width: int,
+        size: str | Size = "12m",
+        seed: int = 0,
+        scaled: bool = False,
+        free_nats: float = FREE_NATS,
+        reconstruction: float = 1.0,
     ) -> None:
         super().__init__()
+        self.free_nats, self.reconstruction = free_nats, reconstruction
         if taken := [key for key in shapes if key in _TAKEN]:
             raise ConfigError(f"an observation cannot be called {taken[0]!r}, a batch has that already; rename it")
         self.shapes, self.action_width, self.size = dict(shapes), action_width, size_of(size)
@@ -98,10 +107,12 @@ class WorldModel(nn.Module):
         seen = self.observe(batch, latent, random)
         flat = seen.latent.flat
         posterior, prior = Latents.of(seen.posterior_BTSC), Latents.of(seen.prior_BTSC)
-        dynamics, representation = balanced_kl(posterior, prior)
+        dynamics, representation = balanced_kl(posterior, prior, self.free_nats)
         reward, continues = self.reward(flat), self.continues(flat)
         painted = self.decoder(seen.latent.deter, seen.latent.stoch)
-        losses = {f"reconstruction/{key}": x for key, x in self.decoder.losses(painted, batch).items()}
+        losses = {
+            f"reconstruction/{key}": self.reconstruction * x for key, x in self.decoder.losses(painted, batch).items()
+        }
         losses |= {
             "reward": -reward.log_prob(batch["reward"]),
             "continue": -continues.log_prob(~batch["is_terminal"]),
@@ -149,10 +160,10 @@ class WorldModel(nn.Module):
         return {key: Forecast(truth[key], x, _difference(truth[key], x)) for key, x in predicted.items()}
 
 
-def balanced_kl(posterior: Latents, prior: Latents) -> tuple[Tensor, Tensor]:
-    """KL(posterior ‖ prior) in nats, at least FREE_NATS, twice: once only the prior moves, once only the posterior."""
+def balanced_kl(posterior: Latents, prior: Latents, free: float = FREE_NATS) -> tuple[Tensor, Tensor]:
+    """KL(posterior ‖ prior) in nats, at least `free`, twice: once only the prior moves, once only the posterior."""
     dynamics, representation = posterior.detach().kl(prior), posterior.kl(prior.detach())
-    return dynamics.clamp(min=FREE_NATS), representation.clamp(min=FREE_NATS)
+    return dynamics.clamp(min=free), representation.clamp(min=free)
 
 
 def _difference(truth: Tensor, prediction: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""What was seen, kept to be learned from: sequences of steps, the newest once in order, the rest uniformly.
+"""What was seen, kept to be learned from: sequences of steps, the newest once in order, the rest uniformly; or, as far
+as is asked for, such as lead to one of the last ends.
 
     replay = Replay(capacity=1_000_000, length=64, lanes=16, latent=(2048, 32, 16), folder=run / "replay")
     replay.add_batch({"image": …, "action": …, "reward": …, "is_first": …, "is_last": …, "is_terminal": …})
@@ -46,6 +47,8 @@ from grpo.worldmodel.replay.store import ChunkStore
 
 CHUNK = 1024
 """Steps in a chunk, at most."""
+LAST_ENDS = 20
+"""Ends that sequences may be asked to lead to: what the actor failed at long ago it no longer does."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class Replay:
 
     latent: sizes (D, S, C) of the latents to keep beside the steps; None: none. Discrete latents are kept as the number
     of the class, deterministic ones as `latent_dtype`. memory: steps kept in memory when there is a folder; None: all.
+    ends: share of the sequences that begin less than `reach` steps before one of the last ends.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class Replay:
         memory: int | None = None,
         chunk: int | None = None,
         online: bool = True,
+        ends: float = 0.0,
+        reach: int = 1,
         keep_states: int = 6,
         most_open: int = 64,
     ) -> None:
@@ -101,6 +107,7 @@ class Replay:
         if latent_dtype not in ("float32", "float16"):
             raise ConfigError(f"latent_dtype={latent_dtype!r}: float32 or float16")
         self.capacity, self.length, self.lanes, self.seed, self.online = capacity, length, lanes, seed, online
+        self.ends, self.reach = ends, reach
         self.latent, self._latent_record = latent, latent_record(latent, latent_dtype)
         slots = min(capacity, capacity if memory is None else memory) // self.chunk + lanes
         files = self._files = None if folder is None else ChunkFolder(folder, most_open)
@@ -110,6 +117,8 @@ class Replay:
         """What a step is, fixed by the first."""
         self._queue: deque[int] = deque()
         """Ids of the first steps of sequences nobody has seen."""
+        self._ends: deque[int] = deque(maxlen=LAST_ENDS)
+        """Ids of the last steps that were ends, where sequences that lead there are asked for."""
         self._draws = 0
 
     # --- taking in --------------------------------------------------------------------------------------------------
@@ -135,6 +144,9 @@ class Replay:
             if self.online:
                 whole_N = (position_N + 1) % self.length == 0
                 self._queue.extend(self._ids(lane_N[whole_N], position_N[whole_N] + 1 - self.length).tolist())
+            if self.ends:
+                ended_N = np.asarray(given["is_terminal"], bool)
+                self._ends.extend(self._ids(lane_N[ended_N], position_N[ended_N]).tolist())
             while len(self) > self.capacity:
                 self._store.drop_oldest()
             while self._queue and not self._here(self._queue[0]):
@@ -196,7 +208,7 @@ class Replay:
         }
 
     def sample(self, batch: int) -> Sample:
-        """The next B sequences: new ones in the order they came, each once; the rest uniformly over all."""
+        """The next B sequences: new ones in the order they came, each once; the rest over all, or to an end."""
         with self._lock:
             self._expect_some()
             fresh: list[int] = []
@@ -205,6 +217,8 @@ class Replay:
                 if self._here(id):
                     fresh.append(id)
             drawn = self._draw([self.seed, self._draws], batch - len(fresh))
+            if self.ends:
+                self._lead_to_ends(drawn, generator(self.seed, self._draws, 2))
             self._draws += 1
             self._store.changed = True
             return self._read(np.concatenate([np.array(fresh, np.int64), drawn]), len(fresh))
@@ -226,6 +240,16 @@ class Replay:
         drawn_B = generator(*key).integers(0, ends_L[-1], count)
         lane_B = np.searchsorted(ends_L, drawn_B, "right")
         return self._ids(lane_B, self._store.first_L[lane_B] + drawn_B - (ends_L - starts_L)[lane_B])
+
+    def _lead_to_ends(self, drawn_B: np.ndarray, random: np.random.Generator) -> None:
+        """In place of about that share of them, sequences that begin before an end, as far as the lane goes."""
+        here = [id for id in self._ends if self._here(id)]
+        for b in np.flatnonzero(random.random(len(drawn_B)) < self.ends) if here else ():
+            position, lane = divmod(here[random.integers(len(here))], self.lanes)
+            first, last = int(self._store.first_L[lane]), int(self._store.added_L[lane]) - self.length
+            if last >= first:
+                begins = min(max(position - int(random.integers(self.reach)), first), last)
+                drawn_B[b] = begins * self.lanes + lane
 
     def _read(self, start_B: np.ndarray, online: int) -> Sample:
         count, length = len(start_B), self.length
@@ -268,7 +292,10 @@ class Replay:
                 "keys": {key: [dtype.str, list(shape)] for key, (dtype, shape) in self._form.items()},
                 "draws": self._draws,
             }
-            return State({**kept.values, **own}, {**kept.arrays, "queue": np.array(self._queue, np.int64)})
+            arrays = {**kept.arrays, "queue": np.array(self._queue, np.int64)}
+            if self.ends:
+                arrays["ends"] = np.array(self._ends, np.int64)
+            return State({**kept.values, **own}, arrays)
 
     def load_state(self, state: State) -> None:
         """Go on from there; every file it names is read and checked. Where that raises, nothing can be gone on with."""
@@ -282,6 +309,8 @@ class Replay:
             self._store.load_state(state, step_record(form) if new else None)
             self._form = form if new else self._form
             self._draws, self._queue = values["draws"], deque(np.asarray(state.arrays["queue"]).tolist())
+            # A state of a run that did not ask for them names none.
+            self._ends = deque(np.asarray(state.arrays.get("ends", ())).tolist(), LAST_ENDS)
 
     def _layout(self) -> dict[str, Any]:
         """What a state fits."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from grpo.protocols import State
-from grpo.worldmodel.replay.buffer import Replay, TrainRatio
+from grpo.worldmodel.replay.buffer import LAST_ENDS, Replay, TrainRatio
 
 LATENT = (3, 2, 4)
 
@@ -226,7 +226,29 @@ def test_latents_of_dropped_steps_are_passed_and_their_places_are_clean_again():
     assert not replay.sample(50).deter_BD.any()
 
 
+def test_as_many_as_asked_for_lead_to_one_of_the_last_ends():
+    replay = filled(600, lanes=2, capacity=10_000, online=False, ends=1.0, reach=12)
+    last = [t for t in range(600) if t % 14 == 6][-LAST_ENDS // 2 :]
+    drawn = where(replay.sample(500))
+    assert all(any(0 <= end - t < 12 for end in last) for _, t in drawn) and {lane for lane, _ in drawn} == {0, 1}
+    assert {end - t for _, t in drawn for end in last if 0 <= end - t < 12} == set(range(12))
+    some = filled(600, lanes=2, capacity=10_000, online=False, ends=0.3, reach=12)
+    led = [any(0 <= end - t < 12 for end in last) for _ in range(20) for _, t in where(some.sample(100))]
+    even = 12 * len(last) / 600
+    assert np.mean(led) == pytest.approx(0.3 + 0.7 * even, abs=0.04)
+
+
+def test_where_nothing_has_ended_or_ends_are_gone_all_are_drawn_evenly():
+    plain, asked = filled(6, online=False), filled(6, online=False, ends=0.9, reach=12)
+    same(plain.sample(20), asked.sample(20))
+    asked = filled(30, capacity=12, length=2, chunk=2, online=False, ends=0.9, reach=12)
+    assert min(t for _, t in where(asked.sample(50))) >= 30 - 12  # an end that was dropped leads nowhere
+
+
 # --- disk -----------------------------------------------------------------------------------------------------------
+
+
+ENDS = {"ends": 0.6, "reach": 9}
 
 
 def play(replay, ticks, lanes=3):
@@ -295,6 +317,32 @@ def test_restored_is_uninterrupted(kind, cut, fresh, whole, tmp_path):
     again.load_state(state)
     for one, other in zip(whole, begun + play(again, TICKS[cut:]), strict=True):
         same(one, other)
+
+
+@pytest.mark.parametrize("cut", [7, 32, 49])
+def test_restored_leads_to_the_same_ends(cut, tmp_path):
+    asked = play(made("some", tmp_path / "whole", **ENDS), TICKS)
+    replay = made("some", tmp_path, **ENDS)
+    begun = play(replay, range(cut))
+    again = made("some", tmp_path, **ENDS)
+    again.load_state(through_files(replay.state()))
+    for one, other in zip(asked, begun + play(again, TICKS[cut:]), strict=True):
+        same(one, other)
+
+
+def test_a_state_that_names_no_ends_is_gone_on_with():
+    older = through_files(play_state(made("memory", None)))
+    assert "ends" not in older.arrays
+    replay = made("memory", None, **ENDS)
+    replay.load_state(older)
+    plain = made("memory", None)
+    plain.load_state(older)
+    same(replay.sample(6), plain.sample(6))
+
+
+def play_state(replay):
+    play(replay, range(30))
+    return replay.state()
 
 
 def test_saved_and_restored_again_and_again(whole, tmp_path):

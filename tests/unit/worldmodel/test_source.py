@@ -150,6 +150,33 @@ def test_an_older_checkpoint_goes_on_exactly():
         trainer.source.close()
 
 
+HELD = {"replay_ends": 0.5, "free_nats": 0.1, "reconstruction": 10.0}
+
+
+def test_a_run_that_leads_to_ends_is_resumed_exactly():
+    whole, cut, again = make(**HELD), make(**HELD), make(**HELD)
+    uncut = [dict(whole.step()) for _ in range(4)]
+    for _ in range(2):
+        cut.step()
+    again.load_state(cut.state())
+    assert [dict(again.step()) for _ in range(2)] == uncut[2:]
+    assert same(weights(whole.policy.module), weights(again.policy.module))
+    assert same(weights(whole.source.model), weights(again.source.model))
+    for trainer in (whole, cut, again):
+        trainer.source.close()
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_each_of_them_changes_what_is_learned(name):
+    value = 1000.0 if name == "free_nats" else HELD[name]  # a fresh model is always some nats off
+    one, other = make(), make(**{name: value})
+    for _ in range(2):
+        one.step(), other.step()
+    assert not same(weights(one.policy.module), weights(other.policy.module))
+    for trainer in (one, other):
+        trainer.source.close()
+
+
 def test_an_older_checkpoint_may_go_on_beside():
     lockstep, beside = make(), make(acting="beside")
     for _ in range(2):

@@ -91,6 +91,25 @@ def test_less_than_a_free_nat_is_left_alone():
     assert not prior.grad.any()
 
 
+def test_what_is_left_alone_may_be_less():
+    model, data = WorldModel({"place": (3,)}, 2, TINY, free_nats=0.1), batch(shapes={"place": (3,)})
+    usual = WorldModel({"place": (3,)}, 2, TINY)
+    assert weights(model) == weights(usual)  # neither changes what a model begins with
+    found, before = (one.loss(data, random=keyed())[1] for one in (model, usual))
+    assert 0.1 < found["loss/dynamics"] < 1 <= before["loss/dynamics"] and found["kl"] == before["kl"]
+
+
+def test_errors_of_observations_count_as_much_as_they_are_said_to():
+    model, data = WorldModel({"place": (3,)}, 2, TINY, reconstruction=10.0), batch(shapes={"place": (3,)})
+    found, before = (one.loss(data, random=keyed())[1] for one in (model, WorldModel({"place": (3,)}, 2, TINY)))
+    more = found["loss"] - before["loss"]
+    assert float(more) == pytest.approx(9 * float(before["loss/reconstruction/place"]), rel=1e-4)
+
+
+def weights(model):
+    return {name: x.tolist() for name, x in model.state_dict().items()}
+
+
 def test_it_learns_a_small_batch_by_heart():
     shapes = {"place": (3,)}
     model, data = WorldModel(shapes, 2, TINY), batch(shapes=shapes)
