@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo.agreement import here
 from grpo.app.loading import loading
-from grpo.app.ranks import excuse, expect_alike, expect_divided
+from grpo.app.ranks import excuse, expect_alike, expect_divided, say
 from grpo.app.settings import COMMAND_LINE, Layer, Resolved, flag_layer, layer, resolve
 from grpo.app.trust import expect_trusted, untrusted
 from grpo.config import ConfigError, GRPOConfig
@@ -254,7 +254,7 @@ def _guarded(job: Callable[[], Summary]) -> int:
 
 def _failed(why: str, code: int, is_why: bool = True) -> int:
     """Say in one line why a run has ended, to the other ranks too, unless this one has only lost them."""
-    print(f"grpo: {excuse(why) if is_why else ''}{why}", file=sys.stderr)
+    say(f"{excuse(why) if is_why else ''}{why}")
     return code
 
 

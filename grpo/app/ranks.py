@@ -60,10 +60,10 @@ def take_part(place: Place, variables: Mapping[str, str], job: Callable[[], int]
         group.arrive()
         code = job()
     except ConfigError as error:
-        print(f"grpo: {group.excuse(told(error)) or f'rank {place.rank}: '}{told(error)}", file=sys.stderr)
+        say(f"{group.excuse(told(error)) or f'rank {place.rank}: '}{told(error)}")
         code = BAD_SETTINGS
     except RanksLost as error:
-        print(f"grpo: {told(error)}", file=sys.stderr)
+        say(told(error))
     except BaseException as error:
         group.excuse(told(error))
         raise
@@ -100,6 +100,11 @@ def expect_alike(resolved: Resolved) -> None:
     resolved.config.expect_ranks(meeting.ranks)
     named = {name if block == "task" else f"{block}.{name}": value for block, name, value, _ in resolved.table()}
     meeting.agree({**versions(), **settings(named)}, group.shares_gpu(), "comparing settings")
+
+
+def say(why: str) -> None:
+    """A line to standard error, in one go: ranks that print at the same time must not end up in each other's lines."""
+    print(f"grpo: {why}\n", end="", file=sys.stderr, flush=True)
 
 
 def excuse(why: str) -> str:

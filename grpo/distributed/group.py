@@ -53,6 +53,8 @@ class Group:
         self._words, self._tensors, self._meeting, self._patience = words, tensors, meeting, patience
         self.rank, self.size = dist.get_rank(words), dist.get_world_size(words)
         self.chief = self.rank == 0
+        self._latest: Any = None
+        """The last collective, see `_call`."""
 
     def gather(self, mine: State, what: str) -> list[State]:
         """What each rank gives, in the order of ranks."""
@@ -106,9 +108,14 @@ class Group:
         self._say(f"{WAITS}{what}")
         began = time.monotonic()
         try:
-            collective(*args, **kwargs)
+            work = collective(*args, async_op=True, **kwargs)
+            if work is not None:
+                work.wait()
         except (RuntimeError, ValueError) as error:
             raise self.lost(what, time.monotonic() - began, error) from error
+        # A thread of gloo's lets go of it after the call. Were it the last to, then at the end of the process it would
+        # want Python, which is gone, to put tensors away, and abort.
+        self._latest = work if kwargs["group"] is self._words else None
         self._say(f"past {what}")
 
     def _say(self, phase: str) -> None:
