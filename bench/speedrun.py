@@ -66,12 +66,12 @@ down before the first of these runs.
 
 The second table is of another such GPU with sixteen cores, and of a later commit. Its first step began after 53, 40
 and 34 s: seed 0 was the first to run there, so that it compiled every kernel, seed 1 some, seed 2 none. The 34 s are
-18 s of imports and loading and 16 s of the first look, of which a part is grading: answers that state their result
-badly, as most do before the first step, were compared once more by one process, one after the other. Later looks take
-4 s, at answers half as long and well formed. Since then an evaluation takes over what the reward `correctness` has
-found, and a comparison takes a third of the CPU time
-([figures](decisions.md#the-time-of-a-comparison-a-timers-signal)); how many seconds of a look that saves was not
-measured, for no seed was run on a GPU after that.
+18 s of imports and loading and 16 s of the first look. Looks take either some 4 s or some 13, most likely for this
+reason: where one answer or more needed algebra, a process was started for that at every look, and loaded all that
+language models need before it compared them, one after the other, although the reward `correctness` had done so.
+Since then an evaluation takes over what that reward has found, such a process loads the comparison alone, and a
+comparison takes a third of the CPU time ([figures](decisions.md#the-time-of-a-comparison-a-timers-signal)). How many
+seconds of a look that saves was not measured: no seed was run on a GPU after that.
 
 The model is Qwen2.5-Coder-1.5B-Instruct from a file of 4 bits a weight, made whole. SmolLM2-135M-Instruct, which pip
 brings, knows next to nothing of GSM8K: nobody should expect 20 points of it. On two-digit sums it begins at about a

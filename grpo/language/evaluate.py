@@ -14,7 +14,7 @@ from grpo.config import ConfigError
 from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Sampling
 from grpo.language.rewards import MOST_WORKERS
-from grpo.language.rewards.maths import extract, same
+from grpo.language.rewards.maths import agrees, extract
 from grpo.language.samples import Prompt, Sample, rewards_of
 from grpo.language.travel import pack, unpack
 from grpo.processors import processors
@@ -191,12 +191,6 @@ def right(
             for row, outcome in zip(hard, pool.map([pairs[row] for row in hard]), strict=True):
                 found[row] = float(outcome.value) if outcome.ok else 0.0
     return found
-
-
-def agrees(pair: tuple[str, str]) -> float:
-    """1 where the text's answer is the reference."""
-    answer = extract(pair[0])
-    return float(answer is not None and same(answer, pair[1]))
 
 
 def simple(pair: tuple[str, str]) -> bool:

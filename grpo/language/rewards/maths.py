@@ -130,6 +130,12 @@ def same(answer: str, reference: str) -> bool:
         return False
 
 
+def agrees(pair: tuple[str, str]) -> float:
+    """1 where a text's answer is the reference. It stands here, where a process that compares loads nothing else."""
+    answer = extract(pair[0])
+    return float(answer is not None and same(answer, pair[1]))
+
+
 def too_large(text: str) -> str:
     """Why the answer that a text gives cannot be compared with anything but itself; empty where it can."""
     try:
