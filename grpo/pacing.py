@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from grpo import together
+from grpo.agreement import attempted
 from grpo.capabilities import CollectsAhead, Divides
 from grpo.config import ConfigError
 from grpo.core import kl
@@ -75,14 +76,14 @@ class Pace:
         if request.starts is not None and not request.attempt:
             raise ConfigError("staleness > 0 needs a source that knows its next starts; leave out states, or staleness")
         assert isinstance(self.source, Divides)
-        together.attempted(self._ranks, "new weights for the sampler", lambda: self._follow(request.step))
+        attempted(self._ranks, "new weights for the sampler", lambda: self._follow(request.step))
         if request.attempt:
             return together.collect(self._ranks, self.source, request)
         self._admit(request.step)
         mine = sorted((asked for asked in self._asked if asked.step == request.step), key=lambda asked: asked.begin)
         self._wait(mine, request.step)
         frame = self.source.collect_part(replace(request, slots=Slots(window=(0, 0))))
-        told = [state for asked in mine for state in together.attempted(self._ranks, "collecting", asked.part.result)]
+        told = [state for asked in mine for state in attempted(self._ranks, "collecting", asked.part.result)]
         self._asked = [asked for asked in self._asked if asked.step != request.step]
         return together.joined(frame, told)
 

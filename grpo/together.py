@@ -22,10 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.agreement import attempted as attempted
-from grpo.agreement import by_chief as by_chief
+from grpo.agreement import attempted
 from grpo.agreement import here as here
-from grpo.agreement import of_the_network as of_the_network
 from grpo.capabilities import Divides, Teaches
 from grpo.errors import RankFailed, RanksDiffer
 from grpo.experience import Experience

@@ -21,12 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from grpo.agreement import of_the_network
 from grpo.distributed.group import Group
 from grpo.errors import ConfigError, PassUnfinished, RanksLost
 from grpo.keeping import copy_into
 from grpo.protocols import Ranks, State
 from grpo.shards import Unsharded
-from grpo.together import of_the_network
 
 SMALLER = "lower tokens_per_microbatch (where it samples: rows_per_generation), and go on from the last checkpoint"
 """What helps where nobody can begin a pass anew."""

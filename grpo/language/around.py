@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from grpo.agreement import by_chief
 from grpo.config import ConfigError
 from grpo.errors import warn
 from grpo.language import preflight
@@ -26,7 +27,7 @@ from grpo.rates import Factor
 from grpo.report import StepReport
 from grpo.run.progress import printable
 from grpo.seeding import mixed
-from grpo.together import by_chief, same_weights
+from grpo.together import same_weights
 from grpo.trainer import Trainer
 
 ENOUGH = 8

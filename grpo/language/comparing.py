@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from grpo.agreement import by_chief
 from grpo.config import ConfigError
 from grpo.core.advantages import group_count, group_mean, soft_maximum
 from grpo.credit import trajectory_reward
@@ -22,7 +23,6 @@ from grpo.language.samples import Prompt, Sample
 from grpo.protocols import CollectRequest, State
 from grpo.recipes import Recipe
 from grpo.rollouts import Rollouts, Status
-from grpo.together import by_chief
 
 if TYPE_CHECKING:
     from grpo.language.source import LanguageSource

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpo.agreement import attempted
 from grpo.config import ConfigError
 from grpo.language.data.prompts import Prompts
 from grpo.language.engines import Sampling
@@ -20,7 +21,6 @@ from grpo.language.travel import pack, unpack
 from grpo.processors import processors
 from grpo.protocols import Slots, State
 from grpo.statistics import bootstrap, wilson
-from grpo.together import attempted
 from grpo.workers import Pool
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ def answered(
             made.extend(
                 source.judged(prompts, count, sampling, EVALUATION, (0, 0), own=own)[0]
             )  # at every step the same draws
-        judged = config.eval_by, config.reward_timeout, known, source.rewards.verdict
-        found = right(made, *judged) if made else np.zeros(0)
+        by, timeout, grader = config.eval_by, config.reward_timeout, source.rewards.grader
+        found = right(made, by, timeout, known, grader) if made else np.zeros(0)
         packed = pack(made) if ranks.size > 1 else State({}, {})
         return State(packed.values, {**packed.arrays, "right": found})
 
@@ -157,13 +157,13 @@ def answered(
 
 
 def right(
-    samples: list[Sample], by: str | None, timeout: float, known: bool | None = None, verdict: str | None = None
+    samples: list[Sample], by: str | None, timeout: float, known: bool | None = None, grader: str | None = None
 ) -> np.ndarray:
     """1 for a right answer, 0 for a wrong one, NaN where nobody can tell.
 
     by: the reward whose positive value means right; None: the lenient comparison of the last answer in the text with
     the row's own, so that a gain in format does not count; where rows have no answer, all go by their first reward.
-    known: whether every row has one, where these are a part of the rows. verdict: a reward that has made that very
+    known: whether every row has one, where these are a part of the rows. grader: a reward that has made that very
     comparison already.
     """
     first = next(iter(samples[0].rewards), None)
@@ -175,8 +175,8 @@ def right(
     if by is not None:
         given = [sample.rewards[by] for sample in samples]
         return np.array([np.nan if value is None else float(value > 0) for value in given])
-    if verdict is not None:
-        return np.array([float((sample.rewards[verdict] or 0.0) > 0) for sample in samples])
+    if grader is not None:
+        return np.array([float((sample.rewards[grader] or 0.0) > 0) for sample in samples])
     pairs = [(sample.text, str(sample.prompt.columns["answer"])) for sample in samples]
     found = np.full(len(pairs), np.nan)
     hard = []

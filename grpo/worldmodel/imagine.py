@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grpo.agreement import attempted
 from grpo.graphs import GraphedCallable, Tensors
 from grpo.protocols import Alone, Ranks, Slots, State
-from grpo.together import attempted
 from grpo.worldmodel.model.compiled import Compiled
 from grpo.worldmodel.model.distributions import there, uniform
 from grpo.worldmodel.model.dream import Dreamt, DreamWeights, dream_start, dream_step

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from grpo import GRPOConfig, GRPOTrainer, together
+from grpo import GRPOConfig, GRPOTrainer, agreement, together
 from grpo.bandit import BanditConfig, BanditSource, BanditTrainer, SoftmaxPolicy, make_trainer
 from grpo.envs.episodes import EpisodeRunner
 from grpo.errors import ConfigError, RankFailed, RanksDiffer
@@ -248,7 +248,7 @@ def chief_fails(ranks, kind):
         raise kind("there is no such folder")
 
     try:
-        together.by_chief(ranks, "opening it", work)
+        agreement.by_chief(ranks, "opening it", work)
     except Exception as error:
         return type(error), str(error)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from grpo.agreement import by_chief
 from grpo.language.build import Given
 from grpo.language.compat.callbacks import Callbacks
 from grpo.language.compat.environments import EnvironmentConversation
@@ -34,7 +35,6 @@ from grpo.run.files import write_atomic
 from grpo.run.folder import RunFolder
 from grpo.run.progress import printable
 from grpo.run.trainer import GRPOTrainer as RunTrainer
-from grpo.together import by_chief
 from grpo.trainer import Trainer
 
 

@@ -334,16 +334,19 @@ def _all_measured(rows: Any, place: Callable[[int], str], chat: Chat, columns: C
         yield from (_measured(row, chat=chat, columns=columns, place=place(i)) for i, row in numbered)
         return
     while some := [(row, place(i)) for i, row in islice(numbered, TOGETHER)]:
-        written = []
+        prompts, written = [], []
         for row, where in some:
             columns.rest_of(row, where)
             with _named(where):
-                text, messages = chat.written(columns.prompt_of(row, where))
+                prompt = columns.prompt_of(row, where)
+                text, messages = chat.written(prompt)
+            prompts.append(prompt)
             written.append((text, messages is None))
-        for (row, where), one, read in zip(some, written, chat.read_together(written), strict=True):
+        read_each = chat.read_together(written)
+        for (row, where), prompt, one, read in zip(some, prompts, written, read_each, strict=True):
             with _named(where):
                 ids = chat.encode(*one) if read is None else read
-            _expect_any(columns.prompt_of(row, where), ids, where)
+            _expect_any(prompt, ids, where)
             yield _told(row, where, chat, columns, ids)
 
 

@@ -144,7 +144,7 @@ class Rewards:
         return len(self.calls)
 
     @property
-    def verdict(self) -> str | None:
+    def grader(self) -> str | None:
         """The reward that is positive just where an evaluation, left to itself, would call an answer right."""
         own = (call.name for call in self.calls if isinstance(call.function, Correctness) and call.function.value > 0)
         return next(own, None)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from grpo.agreement import attempted
 from grpo.errors import SamplesFailed
 from grpo.graphs import GraphedCallable, Tensors
 from grpo.protocols import Alone, Ranks, Slots, State, as_part, part
 from grpo.threads import few_threads
-from grpo.together import attempted
 from grpo.worldmodel.model.adapters import trained
 from grpo.worldmodel.model.optimizer import LaProp, load_moments, moments
 from grpo.worldmodel.model.pieces import fused

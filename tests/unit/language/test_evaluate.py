@@ -45,9 +45,9 @@ def judged(rewards):
     return [replace(sample, rewards=own) for sample, own in zip(made, named, strict=True)]
 
 
-def test_the_reward_s_verdict_is_what_an_evaluation_finds_by_itself(monkeypatch):
+def test_what_the_reward_found_is_what_an_evaluation_finds_by_itself(monkeypatch):
     with Rewards(["correctness"], workers=1, settings={"correctness_reward": 2.5}) as rewards:
-        assert rewards.verdict == "correctness"
+        assert rewards.grader == "correctness"
         made = judged(rewards)
     alone = right(made, None, 30.0)
     assert alone.tolist() == [1, 0, 1, 0, 1, 0, 0, 0, 0]
@@ -55,13 +55,13 @@ def test_the_reward_s_verdict_is_what_an_evaluation_finds_by_itself(monkeypatch)
     assert right(made, None, 30.0, True, "correctness").tolist() == alone.tolist()
 
 
-def test_a_reward_that_pays_nothing_or_is_a_user_s_own_is_no_verdict():
+def test_a_reward_that_pays_nothing_or_is_a_user_s_own_is_no_grader():
     def correctness(completion):
         return 1.0
 
     for functions in ([Correctness(0.0)], [Correctness(-1.0)], [correctness]):
         with Rewards(functions, workers=1) as rewards:
-            assert rewards.verdict is None
+            assert rewards.grader is None
 
 
 def test_the_length_of_one_token_answers_is_no_share():
