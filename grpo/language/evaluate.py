@@ -164,7 +164,7 @@ def right(
     by: the reward whose positive value means right; None: the lenient comparison of the last answer in the text with
     the row's own, so that a gain in format does not count; where rows have no answer, all go by their first reward.
     known: whether every row has one, where these are a part of the rows. grader: a reward that has made that very
-    comparison already.
+    comparison already; where it failed, it is made here.
     """
     first = next(iter(samples[0].rewards), None)
     if by is not None and by not in samples[0].rewards:
@@ -175,13 +175,13 @@ def right(
     if by is not None:
         given = [sample.rewards[by] for sample in samples]
         return np.array([np.nan if value is None else float(value > 0) for value in given])
-    if grader is not None:
-        return np.array([float((sample.rewards[grader] or 0.0) > 0) for sample in samples])
     pairs = [(sample.text, str(sample.prompt.columns["answer"])) for sample in samples]
     found = np.full(len(pairs), np.nan)
     hard = []
     for row, pair in enumerate(pairs):
-        if simple(pair):
+        if grader is not None and (value := samples[row].rewards[grader]) is not None:  # None: it failed
+            found[row] = float(value > 0)
+        elif simple(pair):
             found[row] = agrees(pair)
         else:
             hard.append(row)

@@ -107,6 +107,7 @@ class Stepping:
         """Handed to the trainer as `phase`."""
         self._taught = False
         """Whether a group of this process's steps had a signal."""
+        self._told_unanswered = False
         self._reason: str | None = None
         self._agreed: str | None = None
         self.why = ""
@@ -164,7 +165,18 @@ class Stepping:
             named = {name if name.startswith("eval/") else f"eval/{name}": value for name, value in found.items()}
             report.metrics |= named
             metrics |= named
+            self._tell_unanswered(report.step, named)
         return metrics, seconds
+
+    def _tell_unanswered(self, step: int, found: Mapping[str, Any]) -> None:
+        """Part of an evaluation failed, which its means do not show."""
+        failed = sum(value or 0.0 for name, value in found.items() if name.rpartition("/")[2] == "failed")
+        if failed:
+            message = f"{failed:.0f} tries of the evaluation failed"
+            self.tell(step, "evaluation_failed", message)
+            if not self._told_unanswered:
+                self._told_unanswered = True
+                _warned(step, "evaluation_failed", message)
 
     def count_failures(self, report: StepReport) -> None:
         """Failed samples: an error on the first step, then counted against the budget."""

@@ -223,6 +223,16 @@ def test_a_broken_tracker_is_reported_once_and_left_out(tmp_path, whole):
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (whole[0] / "metrics.jsonl").read_bytes()
 
 
+def test_an_evaluation_that_fails_in_part_says_so(tmp_path):
+    evaluate = lambda step: {"accuracy": 0.5, "failed": float(step > 2) * step}  # noqa: E731
+    with pytest.warns(UserWarning, match=r"^step 4: 4 tries of the evaluation failed$") as told:
+        summary, _ = train(tmp_path / "run", evaluate=evaluate, evaluate_every=2)
+    assert sum("evaluation failed" in str(one.message) for one in told) == 1  # the others are in events.jsonl
+    assert summary.events["evaluation_failed"] == 5
+    messages = [e["message"] for e in RunFolder.open(tmp_path / "run").events()]
+    assert messages == [f"{step} tries of the evaluation failed" for step in (4, 6, 8, 10, 12)]
+
+
 def test_evaluation_does_not_move_training(tmp_path, whole):
     def evaluate(step):
         return {"draw": torch.rand(()).item() + np.random.rand(), "eval/step": step}

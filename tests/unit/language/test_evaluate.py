@@ -55,6 +55,14 @@ def test_what_the_reward_found_is_what_an_evaluation_finds_by_itself(monkeypatch
     assert right(made, None, 30.0, True, "correctness").tolist() == alone.tolist()
 
 
+def test_what_the_reward_failed_at_is_compared_by_the_evaluation():
+    with Rewards(["correctness"], workers=1) as rewards:
+        made = judged(rewards)
+    alone = right(made, None, 30.0)
+    lost = [replace(sample, rewards={"correctness": None}) for sample in made[:4]]
+    assert right(lost + made[4:], None, 30.0, True, "correctness").tolist() == alone.tolist()
+
+
 def test_a_reward_that_pays_nothing_or_is_a_user_s_own_is_no_grader():
     def correctness(completion):
         return 1.0
