@@ -230,11 +230,27 @@ def run(args: argparse.Namespace, folder: str, urls: list[str], preset: str, sta
     began = time.perf_counter()
     try:
         done = subprocess.run(command, check=False, timeout=args.limit, capture_output=True, text=True)
-        said = done.stderr[-1500:] if done.returncode else done.stderr[-300:]
+        said = done.stderr[-3000:]
     except subprocess.TimeoutExpired as late:
         said = f"it did not end in {args.limit:g} s; " + (late.stderr or b"").decode(errors="replace")[-600:]
-    return {"preset": preset, "staleness": staleness, "seconds": time.perf_counter() - began, "said": said,
-            **read(place)}  # fmt: skip
+    told = {
+        "preset": preset,
+        "staleness": staleness,
+        "seconds": time.perf_counter() - began,
+        "said": said,
+        **read(place),
+    }
+    return told | ({"again": looked_at_again(place)} if args.again else {})
+
+
+def looked_at_again(place: Path) -> Any:
+    """What `grpo eval` says of the last checkpoint, in a process of its own."""
+    command = [sys.executable, "-m", "grpo", "eval", str(place), "--checkpoint", "last", "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        return {"failed": done.stderr[-1500:]}
 
 
 def read(place: Path) -> dict[str, Any]:
@@ -249,6 +265,9 @@ def read(place: Path) -> dict[str, Any]:
         "before": rows[0].get("before/accuracy"),
         "after": next((row["eval/accuracy"] for row in reversed(rows) if row.get("eval/accuracy") is not None), None),
         "rewards": [row.get("reward") for row in rows],
+        "mismatches": [row.get("mismatch_kl") for row in rows],
+        "lengths": [row.get("completions/mean_length") for row in rows],
+        "evaluations": [own for row in rows if (own := {k: v for k, v in row.items() if k.startswith("eval/")})],
         "mismatch_kl": statistics.median([row.get("mismatch_kl") or 0.0 for row in rows]),
         "staleness_mean": statistics.mean([row.get("staleness") or 0.0 for row in rows]),
         "step_seconds": statistics.median([row["total"] for row in steps]) if steps else None,
@@ -281,6 +300,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=300.0, metavar="SECONDS", help="of a run")
+    parser.add_argument("--again", action="store_true", help="evaluate the last checkpoint of a run once more")
     parser.add_argument("--turn", metavar="FILE", help="measure alone: whoever names the same file waits")
     parser.add_argument("--folder", default=str(Path(tempfile.gettempdir()) / "grpo-servers"))
     parser.add_argument("--output", type=Path)

@@ -220,7 +220,11 @@ def update(asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:
         return len(parts)
 
     if settings["repeats"]:
-        once()
+        try:
+            once()
+        except torch.OutOfMemoryError as error:
+            how = f"by hand: {scorer.by_hand}, {scorer.packing}, passes chosen now: {scorer.chosen(rows)}"
+            raise torch.OutOfMemoryError(f"{how}: {error}") from error
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     planned = _planned(settings, device)
