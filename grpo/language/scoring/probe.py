@@ -11,6 +11,7 @@ Letters: those of `scorer`.
 from __future__ import annotations
 
 import importlib.util
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -138,22 +139,29 @@ def can_score(plain: Scorer, plan: ScoringPlan) -> bool:
 
     Not every architecture can, nor every build of torch.
     """
+    try:
+        return _off(plain, plan) <= 1.0
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        return False
+
+
+def _off(plain: Scorer, plan: ScoringPlan) -> float:
+    """How far from these numbers they are, where 1 is as far as they may be."""
     learned = [p for p in plain.model.parameters() if p.requires_grad and p.numel() < PROBED][:PROBES]
     exact = nullcontext() if plain.autocast is None else torch.autocast(plain.device.type, enabled=False)
     padded = replace(plan, packing="padded")
-    found = []
     with mode_of(plain.model, False):
-        for way, precision in ((padded, exact), (padded, plain.precision()), (plan, plain.precision())):
-            try:
-                found.append(_tried(_planned(plain, way), learned, precision))
-            except torch.OutOfMemoryError:
-                raise
-            except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
-                return False
+        found = [
+            _tried(_planned(plain, way), learned, precision)
+            for way, precision in ((padded, exact), (padded, plain.precision()), (plan, plain.precision()))
+        ]
     # No further from float32 than a few times what rounding does to the module itself.
     gaps = [[float((a - b).norm() / (b.norm() + 1e-4)) for a, b in zip(way, found[0], strict=True)] for way in found]
     coarse = next(plain.body.parameters()).dtype.itemsize < 4
-    return all(mine <= (COARSE if coarse else TRUSTED) + 3 * own for own, mine in zip(*gaps[1:], strict=True))
+    off = [mine / ((COARSE if coarse else TRUSTED) + 3 * own) for own, mine in zip(*gaps[1:], strict=True)]
+    return math.inf if any(map(math.isnan, off)) else max(off)
 
 
 def _tried(scorer: Scorer, learned: list[Tensor], precision: AbstractContextManager[Any]) -> list[Tensor]:
@@ -179,9 +187,10 @@ def _layers_by_hand(plain: Scorer, plan: ScoringPlan) -> Layers | None:
 
     try:
         layers = Layers(plain.causal, plain.autocast or next(plain.body.parameters()).dtype)
-        if can_score(plain, replace(plan, layers=layers)):
+        off = _off(plain, replace(plan, layers=layers))
+        if off <= 1.0:
             return layers
-        warn("the update goes through the module, which is slower: by hand it gives other numbers")
+        warn(f"the update goes through the module, which is slower: by hand it is {off:.3g} times as far off as may be")
     except Unsupported as reason:
         if plain.causal is not plain.model:  # an adapter would be expected to be fast
             warn(f"the update goes through the module, which is slower: {reason}")
