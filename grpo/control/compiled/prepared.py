@@ -28,7 +28,7 @@ from grpo.control.episodes import Episodes, measured
 from grpo.control.rows import StepRows
 from grpo.errors import warn
 from grpo.protocols import Alone, Phase, State, as_part, no_phase, part
-from grpo.report import StepReport, nonfinite_in_a_row
+from grpo.report import StepReport, nonfinite_in_a_row, reward_metrics
 from grpo.rollouts import Rollouts, Scores
 from grpo.run.runs import Runs
 
@@ -170,7 +170,7 @@ class Prepared(Runs):
         learned = record.experience(made, self._facts, self.config, played, self.source.note(played))
         updates = record.updates(made.told, self._facts.names, learned)
         self._version += int(made.told.taken_K.sum())
-        metrics = {**record.reward_metrics(learned.rollouts, self.recipe), **updates.metrics()}
+        metrics = {**reward_metrics(learned.rollouts, self.recipe), **updates.metrics()}
         metrics |= dict(self.source.metrics()) | record.explained(made, self._facts)
         self.steps_done += 1
         scores = Scores(record.cut(made.last_logp_NT, record.longest(made)))
