@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -137,11 +136,10 @@ class Prepared(Runs):
         self.load_state(State(values["values"], part(arrays, "state")))
         files, outs = values["files"], values["outs"]
         data = {what: starts.expect_bytes(files[what]) for what in files}
-        with ThreadPoolExecutor(1) as aside:  # XLA needs no interpreter for it
-            functions = aside.map(lambda what: Loaded(data[what], outs[what]), data)
-            if self._facts.linear:
-                expect_solvers()
-            self._step, self._judge = functions
+        if self._facts.linear:
+            expect_solvers()
+        self._step, self._judge = (Loaded(data[what], outs[what]) for what in ("step", "judged"))
+        self._evaluate(0)  # where jaxlib has other calls by now, that is known before the first step
         for notice in self.recipe.notices():
             warn(notice)
 
@@ -157,9 +155,7 @@ class Prepared(Runs):
 
     def step(self, states: Sequence[Any] | None = None) -> StepReport:
         """Sample a group from each start, compare, learn."""
-        from grpo.envs.functions.numbers import numbers
-
-        with self.phase("compiled"), numbers():
+        with self.phase("compiled"):
             leaves = [*self._adam, *(self.source.scale or ()), self._key, np.int32(self.steps_done)]
             made = self._step(leaves)
         adam = made.adam
@@ -184,11 +180,7 @@ class Prepared(Runs):
         return self._evaluate
 
     def _evaluate(self, step: int) -> Mapping[str, float | None]:
-        from grpo.envs.functions.numbers import numbers
-
-        with numbers():
-            leaves = [self._adam[0], *(self.source.scale or ()), *self._starts, self._key]
-            return record.judged(*self._judge(leaves))
+        return record.judged(*self._judge([self._adam[0], *(self.source.scale or ()), *self._starts, self._key]))
 
     # --- what must be kept ------------------------------------------------------------------------------------------
 
