@@ -1,4 +1,4 @@
-"""A run whose start was kept: the trainer and source that a command needs of it, with neither PyTorch nor Gymnasium.
+"""A run whose start was kept: the trainer and source that a command needs of it, without PyTorch, Gymnasium or JAX.
 
     start from the disk ─► weights, moments, scaling as NumPy arrays ─► its programs, step by step ─► the same metrics,
                            samples and checkpoints as the room's own trainer leaves (`grpo.control.compiled.room`)
