@@ -11,7 +11,7 @@ from typing import Any
 from grpo import __version__
 from grpo.app import arguments as flags
 from grpo.app import new
-from grpo.app.loading import loading
+from grpo.app.loading import loading, resting
 from grpo.app.many import command as many
 from grpo.errors import nearest
 from grpo.run import output
@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:  # the process is ours, to its last line
         output.install()
         output.plain_warnings()
+        resting()
     with output.standing() as (out, _):
         code, training = _run(list(sys.argv[1:] if argv is None else argv))
         out.flush()

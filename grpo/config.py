@@ -105,9 +105,7 @@ class Worded(BaseModel):
 class GRPOConfig(Worded):
     """What every domain shares."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, serialize_by_alias=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, serialize_by_alias=True)
     dialect: ClassVar[str] = "grpo"
     """Whose words the constructor takes."""
     blocks: ClassVar[Blocks] = BLOCKS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpo.core.advantages import group_count
-from grpo.core.arrays import Array
+from grpo.core.arrays import Array, astype, is_torch
 from grpo.core.gates import has_signal
 from grpo.credit import left_alone, reward_size, trajectory_reward
 from grpo.experience import Experience
@@ -159,26 +159,36 @@ def nonfinite_in_a_row(before: int, updates: Updates, report: StepReport) -> int
 
 
 def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> dict[str, float | None]:
-    """Rewards as sampled, before anything is compared, dropped or sampled again."""
+    """Rewards as sampled, before anything is compared, dropped or sampled again; of NumPy's arrays or PyTorch's."""
     reward_N, weight_N = trajectory_reward(rollouts, recipe)
     valid_N = weight_N > 0
     rewards = reward_N[valid_N]
     signal_N = has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, recipe))
-    one_N = valid_N.to(reward_N)
+    one_N = astype(valid_N, reward_N)
     share_N = one_N / group_count(rollouts.group_N, one_N).clip(min=1.0)  # the rows of a group add up to 1
     metrics: dict[str, float | None] = {
-        "reward": float(rewards.mean()) if len(rewards) else None,
-        "reward_std": float(rewards.std()) if len(rewards) > 1 else None,
+        "reward": _mean(rewards) if len(rewards) else None,
+        "reward_std": _deviation(rewards) if len(rewards) > 1 else None,
         "frac_reward_zero_std": float((share_N * ~signal_N).sum() / share_N.sum().clip(min=1.0)),
-        "length": float(rollouts.mask_NT.sum(1).float().mean()),
+        "length": _mean(astype(rollouts.mask_NT.sum(1), reward_N)),
         "failed": float((~rollouts.scored_N).sum()),
     }
-    if dropped := len(rollouts.group_N[left_alone(rollouts, recipe, weight_N)].unique()):
+    if dropped := len({*rollouts.group_N[left_alone(rollouts, recipe, weight_N)].tolist()}):
         metrics["groups_dropped"] = float(dropped)
     if rollouts.reward_parts_NK is not None and rollouts.reward_names is None:
         for k, column in enumerate(rollouts.reward_parts_NK.T):
             known = column[column == column]
-            metrics[f"rewards/{k}/mean"] = float(known.mean()) if len(known) else None
+            metrics[f"rewards/{k}/mean"] = _mean(known) if len(known) else None
     if rollouts.status_N is not None:
-        metrics["truncated"] = float((rollouts.status_N == int(Status.TRUNCATED)).float().mean())
+        metrics["truncated"] = _mean(astype(rollouts.status_N == int(Status.TRUNCATED), reward_N))
     return metrics
+
+
+def _mean(x_M: Array) -> float:
+    """NumPy's sums are made in float64: those in float32 are less exact than PyTorch's."""
+    return float(x_M.mean() if is_torch(x_M) else x_M.mean(dtype="float64").astype(x_M.dtype))
+
+
+def _deviation(x_M: Array) -> float:
+    """The standard deviation that a sample tells of."""
+    return float(x_M.std() if is_torch(x_M) else x_M.std(ddof=1, dtype="float64").astype(x_M.dtype))

@@ -11,7 +11,7 @@ from typing import Any
 from grpo.app import arguments
 from grpo.app.settings import Resolved, Room, preset_layer, preset_names, task_of
 from grpo.blocks import block_of
-from grpo.config import ConfigError, GRPOConfig
+from grpo.config import ConfigError, GRPOConfig, Worded
 from grpo.core.surrogates import names
 from grpo.errors import nearest
 from grpo.recipes import CHOICES, COLUMNS, RECIPES, Recipe
@@ -152,8 +152,11 @@ def _entry(name: str, default: str, meaning: str, width: int) -> list[str]:
 
 def _model_rows(model: Any) -> list[tuple[str, str, str]]:
     shown = {name: item for name, item in model.model_fields.items() if name != "changed"}
+    meanings: dict[str, str] = {}
+    for own in reversed([cls for cls in model.mro() if issubclass(cls, Worded)]):
+        meanings |= _field_docs(own)
     return [
-        (name, _shown(item.get_default(call_default_factory=True)), item.description or "")
+        (name, _shown(item.get_default(call_default_factory=True)), meanings.get(name, ""))
         for name, item in shown.items()
     ]
 
@@ -176,7 +179,7 @@ def _recipe_rows(model: type[GRPOConfig]) -> list[tuple[str, str, str]]:
 
 
 def _field_docs(cls: type) -> dict[str, str]:
-    """The sentence written under each field of a dataclass."""
+    """The sentence written under each field of a class."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     found, last = {}, ""
     for node in body.body if isinstance(body, ast.ClassDef) else []:

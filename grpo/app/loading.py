@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+CYCLES = 12
+"""Of a processor, as a power of two, for which a thread of NumPy's that has nothing to do waits before it sleeps."""
+
+
+def resting() -> None:
+    """Have NumPy's threads rest between products; said before NumPy is imported, and to processes that are started.
+
+    By itself OpenBLAS has them ask for work for 2^26 cycles (26 ms of a core), once for each library that brings it and
+    after each product; where other processes want the core, whoever waits for them loses his own turn.
+    """
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", str(CYCLES))
 
 
 @contextmanager

@@ -16,30 +16,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from grpo.control.activations import IN_PLACE
+from grpo.control.networks import ACTIVATIONS
+
 _TOLERANCE = 1e-5
 _SCALES = (0.1, 1.0, 30.0)
 """Of the random inputs on which both must agree: small, usual, and large enough to meet a clamp."""
 
 
-def _elu(x: np.ndarray) -> None:
-    below = np.expm1(np.minimum(x, 0))
-    np.maximum(x, 0, out=x)
-    np.add(x, below, out=x)
-
-
-def _silu(x: np.ndarray) -> None:
-    gate = np.tanh(0.5 * x)  # x·σ(x) without an exponential that overflows
-    gate += 1
-    gate *= 0.5
-    np.multiply(x, gate, out=x)
-
-
-_IN_PLACE: dict[type[nn.Module], Callable[[np.ndarray], Any]] = {
-    nn.Tanh: lambda x: np.tanh(x, out=x),
-    nn.ReLU: lambda x: np.maximum(x, 0, out=x),
-    nn.ELU: _elu,
-    nn.SiLU: _silu,
-}
+_ACTIVATIONS = {ACTIVATIONS[name]: activate for name, activate in IN_PLACE.items()}
 
 
 class NumpyPolicy:
@@ -57,7 +42,7 @@ class NumpyPolicy:
                 own = {name: tensor.detach().numpy() for name, tensor in layer.named_parameters()}
                 self._layers.append((own["weight"].T, own.get("bias"), []))
             else:
-                self._layers[-1][2].append(_IN_PLACE[type(layer)])
+                self._layers[-1][2].append(_ACTIVATIONS[type(layer)])
 
     @property
     def size(self) -> int:
@@ -92,7 +77,7 @@ def _chain(module: nn.Module) -> list[nn.Module] | None:
     chain = [layer for layer in module.modules() if not list(layer.children()) and type(layer) is not nn.Identity]
     if not chain or type(chain[0]) is not nn.Linear:
         return None
-    if any(type(layer) is not nn.Linear and type(layer) not in _IN_PLACE for layer in chain):
+    if any(type(layer) is not nn.Linear and type(layer) not in _ACTIVATIONS for layer in chain):
         return None
     # A parameter or buffer beside the layers would be missed once training moves it, however well it agrees today.
     held = [*module.parameters(), *module.buffers()]

@@ -375,8 +375,9 @@ def ridge_baselines(
         gram_DD, moment_D1 = weighted_MD.T @ z_MD, (weighted_MD.T @ target_M)[:, None]
         slope_DD = astype(diagonal_DD & ~constant_DD, gram_DD) * _at_least_one(fitted_M.sum())
         least_DD = astype(diagonal_DD, gram_DD) * 1e-12
-        weights = [xp.linalg.solve(gram_DD + ridge * slope_DD + least_DD, moment_D1)[:, 0] for ridge in ridges]
-        expected_KM = xp.where(half_M[None] == half, xp.stack(weights) @ z_MD.T, expected_KM)
+        gram_KDD = xp.stack([gram_DD + ridge * slope_DD + least_DD for ridge in ridges])
+        weight_KD = xp.linalg.solve(gram_KDD, moment_D1)[..., 0]
+        expected_KM = xp.where(half_M[None] == half, weight_KD @ z_MD.T, expected_KM)
     return expected_KM
 
 

@@ -23,7 +23,7 @@ _ARGUMENTS = {
 class RunConfig(Worded):
     """How a run is carried out: nothing here changes what is learned."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int | None = Field(None, ge=1)
     """Rollout-and-update steps in all; None: as num_train_epochs says, else three of them, else 100."""

@@ -57,10 +57,11 @@ def _asked(arguments: argparse.Namespace, rest: Sequence[str]) -> Asked:
 
 def meant(arguments: argparse.Namespace) -> bool:
     """Whether `grpo train` is asked for several runs, or to go on with some."""
-    from grpo.app.many.book import is_book
+    a, book = arguments, False
+    if a.resume is not None:
+        from grpo.app.many.book import is_book
 
-    a = arguments
-    book = a.resume is not None and is_book(Path(a.resume))
+        book = is_book(Path(a.resume))
     if (a.parallel or (a.seeds and a.resume)) and not (book or (a.seeds and not a.resume)):
         name = "parallel" if a.parallel else "seeds"
         raise ValueError(f"--{name} is for several runs: give --seeds with a new one, or leave it out")

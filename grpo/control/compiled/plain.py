@@ -8,20 +8,14 @@ Letters: M decisions, F numbers of the network.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from grpo.control.activations import IN_PLACE
 from grpo.control.compiled.weights import Weights
-
-ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "tanh": lambda x: np.tanh(x),
-    "relu": lambda x: np.maximum(x, 0),
-    "elu": lambda x: np.maximum(x, 0) + np.expm1(np.minimum(x, 0)),
-    "silu": lambda x: x * (0.5 * (np.tanh(0.5 * x) + 1)),
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +43,7 @@ class PlainPolicy:
     """What plays greedy episodes, and says how sure it is."""
 
     def __init__(self, weights: Weights, flat_W: np.ndarray, activation: str, head: PlainHead) -> None:
-        self.head, self._named, self._activate = head, weights.apart(flat_W), ACTIVATIONS[activation]
+        self.head, self._named, self._activate = head, weights.apart(flat_W), IN_PLACE[activation]
 
     def out(self, seen: np.ndarray) -> np.ndarray:
         """(M, F)."""
@@ -57,7 +51,8 @@ class PlainPolicy:
         x_MF = np.asarray(seen, np.float32).reshape(len(seen), -1)
         for i, layer in enumerate(layers):
             x_MF = x_MF @ self._named[f"{layer}.weight"].T + self._named[f"{layer}.bias"]
-            x_MF = x_MF if i == len(layers) - 1 else self._activate(x_MF)
+            if i < len(layers) - 1:
+                self._activate(x_MF)
         return x_MF
 
     def entropy(self, seen: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A run whose start was kept: the trainer and source that a command needs of it, with neither PyTorch nor Gymnasium.
+"""A run whose start was kept: the trainer and source that a command needs of it, without PyTorch, Gymnasium or JAX.
 
     start from the disk ─► weights, moments, scaling as NumPy arrays ─► its programs, step by step ─► the same metrics,
                            samples and checkpoints as the room's own trainer leaves (`grpo.control.compiled.room`)
@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from grpo.control.episodes import Episodes, measured
 from grpo.control.rows import StepRows
 from grpo.errors import warn
 from grpo.protocols import Alone, Phase, State, as_part, no_phase, part
-from grpo.report import StepReport, nonfinite_in_a_row
+from grpo.report import StepReport, nonfinite_in_a_row, reward_metrics
 from grpo.rollouts import Rollouts, Scores
 from grpo.run.runs import Runs
 
@@ -137,11 +136,10 @@ class Prepared(Runs):
         self.load_state(State(values["values"], part(arrays, "state")))
         files, outs = values["files"], values["outs"]
         data = {what: starts.expect_bytes(files[what]) for what in files}
-        with ThreadPoolExecutor(1) as aside:  # XLA needs no interpreter for it
-            functions = aside.map(lambda what: Loaded(data[what], outs[what]), data)
-            if self._facts.linear:
-                expect_solvers()
-            self._step, self._judge = functions
+        if self._facts.linear:
+            expect_solvers()
+        self._step, self._judge = (Loaded(data[what], outs[what]) for what in ("step", "judged"))
+        self._evaluate(0)  # where jaxlib has other calls by now, that is known before the first step
         for notice in self.recipe.notices():
             warn(notice)
 
@@ -157,9 +155,7 @@ class Prepared(Runs):
 
     def step(self, states: Sequence[Any] | None = None) -> StepReport:
         """Sample a group from each start, compare, learn."""
-        from grpo.envs.functions.numbers import numbers
-
-        with self.phase("compiled"), numbers():
+        with self.phase("compiled"):
             leaves = [*self._adam, *(self.source.scale or ()), self._key, np.int32(self.steps_done)]
             made = self._step(leaves)
         adam = made.adam
@@ -170,7 +166,7 @@ class Prepared(Runs):
         learned = record.experience(made, self._facts, self.config, played, self.source.note(played))
         updates = record.updates(made.told, self._facts.names, learned)
         self._version += int(made.told.taken_K.sum())
-        metrics = {**record.reward_metrics(learned.rollouts, self.recipe), **updates.metrics()}
+        metrics = {**reward_metrics(learned.rollouts, self.recipe), **updates.metrics()}
         metrics |= dict(self.source.metrics()) | record.explained(made, self._facts)
         self.steps_done += 1
         scores = Scores(record.cut(made.last_logp_NT, record.longest(made)))
@@ -184,11 +180,7 @@ class Prepared(Runs):
         return self._evaluate
 
     def _evaluate(self, step: int) -> Mapping[str, float | None]:
-        from grpo.envs.functions.numbers import numbers
-
-        with numbers():
-            leaves = [self._adam[0], *(self.source.scale or ()), *self._starts, self._key]
-            return record.judged(*self._judge(leaves))
+        return record.judged(*self._judge([self._adam[0], *(self.source.scale or ()), *self._starts, self._key]))
 
     # --- what must be kept ------------------------------------------------------------------------------------------
 

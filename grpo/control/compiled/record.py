@@ -5,7 +5,7 @@ All of it in NumPy, for whoever has a program: a trainer of PyTorch's, or a comm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,7 @@ import numpy as np
 
 from grpo.control.config import ControlConfig
 from grpo.control.episodes import Episodes, learned_from
-from grpo.core.advantages import group_count
-from grpo.core.gates import has_signal
-from grpo.credit import left_alone, reward_size, trajectory_reward
 from grpo.experience import Experience, count
-from grpo.recipes import Recipe
 from grpo.report import Update, Updates
 from grpo.rollouts import Rollouts, Status
 
@@ -131,29 +127,3 @@ def judged(return_E: np.ndarray, length_E: np.ndarray) -> dict[str, float | None
         "length": float(length_E[ok_E].mean()),
     }
     return found | ({"failed": failed} if failed else {})
-
-
-def reward_metrics(rollouts: Rollouts, recipe: Recipe) -> Mapping[str, float | None]:
-    """`grpo.report.reward_metrics` of NumPy's arrays."""
-    reward_N, weight_N = trajectory_reward(rollouts, recipe)
-    valid_N = weight_N > 0
-    rewards = reward_N[valid_N]
-    signal_N = has_signal(reward_N, rollouts.group_N, weight_N, reward_size(rollouts, recipe))
-    one_N = valid_N.astype(reward_N.dtype)
-    share_N = one_N / group_count(rollouts.group_N, one_N).clip(min=1.0)  # the rows of a group add up to 1
-
-    def single(x: Any) -> float:
-        return float(np.float32(x))  # as torch rounds it
-
-    metrics: dict[str, float | None] = {
-        "reward": single(rewards.mean(dtype=np.float64)) if len(rewards) else None,
-        "reward_std": single(rewards.std(ddof=1, dtype=np.float64)) if len(rewards) > 1 else None,
-        "frac_reward_zero_std": single((share_N * ~signal_N).sum() / share_N.sum().clip(min=1.0)),
-        "length": single(rollouts.mask_NT.sum(1).mean()),
-        "failed": float((~rollouts.scored_N).sum()),
-    }
-    if dropped := len(np.unique(rollouts.group_N[left_alone(rollouts, recipe, weight_N)])):
-        metrics["groups_dropped"] = float(dropped)
-    if rollouts.status_N is not None:
-        metrics["truncated"] = single((rollouts.status_N == int(Status.TRUNCATED)).mean())
-    return metrics

@@ -36,7 +36,7 @@ from grpo.envs.heads import Categorical, Head
 from grpo.errors import ConfigError
 from grpo.experience import Experience
 from grpo.protocols import State, as_part
-from grpo.report import StepReport, Updates
+from grpo.report import StepReport, Updates, reward_metrics
 from grpo.rollouts import Scores
 from grpo.seeding import derive
 
@@ -172,7 +172,7 @@ class CompiledRoom:
         learned = record.experience(made, self.facts, self._config, played, self.source.note(played))
         updates = record.updates(made.told, self.facts.names, learned)
         self.source.policy.version += int(np.asarray(made.told.taken_K).sum())
-        metrics = {**record.reward_metrics(learned.rollouts, self._config.recipe), **updates.metrics()}
+        metrics = {**reward_metrics(learned.rollouts, self._config.recipe), **updates.metrics()}
         metrics |= dict(self.source.metrics()) | record.explained(made, self.facts)
         scores = Scores(torch.from_numpy(record.cut(made.last_logp_NT, record.longest(made))))
         return StepReport(trainer.steps_done + 1, metrics, _tensors(learned), scores), updates

@@ -3,9 +3,9 @@
     a run by command ─► weights before its first step · states that are evaluated · names of its two programs in
                         JAX's cache ─► one file, called by everything that these depend on
 
-Whoever finds the file needs neither PyTorch nor Gymnasium, and traces, lowers and compiles nothing. A file that lacks
-something, was changed or belongs to somebody else is as good as none: then the start is made, and the file written
-again. Programs stay where JAX put them; nothing here is a pickle.
+Whoever finds the file needs neither PyTorch, Gymnasium nor JAX, and traces, lowers and compiles nothing. A file that
+lacks something, was changed or belongs to somebody else is as good as none: then the start is made, and the file
+written again. Programs stay where JAX put them; nothing here is a pickle.
 """
 
 from __future__ import annotations

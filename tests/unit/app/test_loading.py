@@ -1,4 +1,4 @@
-"""A command's libraries stay out of searches for garbage; what its run leaves behind does not."""
+"""A command's libraries stay out of searches for garbage, and their threads rest; what a run leaves does not."""
 
 import gc
 import os
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo.app.loading import loading
+from grpo.app.loading import loading, resting
 
 ROOT = str(Path(__file__).parents[3])
 SCRIPT = """
@@ -75,3 +75,20 @@ def test_a_process_that_had_its_libraries_already_keeps_its_garbage_in_sight() -
     with loading():
         assert gc.isenabled()
     assert gc.get_freeze_count() == before
+
+
+def test_threads_rest_unless_somebody_wants_them_otherwise(monkeypatch) -> None:
+    monkeypatch.delenv("OPENBLAS_THREAD_TIMEOUT", raising=False)
+    resting()
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == "12"
+    monkeypatch.setenv("OPENBLAS_THREAD_TIMEOUT", "20")
+    resting()
+    assert os.environ["OPENBLAS_THREAD_TIMEOUT"] == "20"
+
+
+def test_a_command_says_so_before_numpy_is_there() -> None:
+    source = "import os, sys; sys.argv = ['grpo']\n"
+    source += "from grpo.cli import main; main()\n"
+    source += "print('numpy' in sys.modules, 'OPENBLAS_THREAD_TIMEOUT' in os.environ)"
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "False True"

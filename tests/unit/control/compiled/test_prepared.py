@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,19 +21,21 @@ pytest.importorskip("jax")
 
 from grpo.app import arguments
 from grpo.cli import main
-from grpo.control.compiled import starts
+from grpo.control.compiled import loaded, starts
 from grpo.control.compiled.prepared import Prepared, prepared
 
 TOLD = """
 import sys
 from grpo.cli import main
 
+HEAVY = "torch", "gymnasium", "jax", "scipy.linalg", "matplotlib"
+
 class Told:
     def __init__(self, out): self.out = out
     def __getattr__(self, name): return getattr(self.out, name)
     def write(self, text):
         if text.startswith("step=4/4 "):
-            loaded = [name for name in ("torch", "gymnasium", "matplotlib") if name in sys.modules]
+            loaded = [name for name in HEAVY if name in sys.modules]
             self.out.write(f"loaded={','.join(loaded)}\\n")
         return self.out.write(text)
 
@@ -93,9 +96,9 @@ def names(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-def test_its_last_step_is_told_before_pytorch_gymnasium_and_matplotlib_are_loaded(left) -> None:
+def test_its_last_step_is_told_before_pytorch_gymnasium_jax_and_matplotlib_are_loaded(left) -> None:
     first, second = (next(line for line in told.splitlines() if line.startswith("loaded=")) for told in left[3])
-    assert (first, second) == ("loaded=torch,gymnasium", "loaded=")
+    assert (first.startswith("loaded=torch,gymnasium,jax"), second) == (True, "loaded=")
 
 
 def test_it_leaves_what_the_run_left_that_made_the_start(left) -> None:
@@ -191,6 +194,36 @@ def test_a_damaged_program_is_compiled_anew_and_nothing_is_lost(left, tmp_path) 
     told = trained(cache, tmp_path / "again", task)
     assert "loaded=torch" in told
     assert (tmp_path / "again/metrics.jsonl").read_bytes() == (place / "first/metrics.jsonl").read_bytes()
+
+
+def test_other_calls_of_jaxlib_are_met_before_the_first_step(left, kept, monkeypatch) -> None:
+    def other(*given, **named):
+        raise TypeError("incompatible function arguments")
+
+    monkeypatch.setattr(loaded.xla_client, "batched_device_put", other)
+    assert prepared(config(left[2])) is None
+
+
+def test_lapack_comes_with_all_of_scipy_where_it_does_not_come_alone(monkeypatch) -> None:
+    def fails(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(loaded, "_import_alone", fails)
+    loaded.expect_solvers()
+
+
+def test_jax_solves_equations_after_it() -> None:
+    source = "from grpo.control.compiled.loaded import expect_solvers\nexpect_solvers()\n"
+    source += "import jax.numpy as jnp, scipy.linalg\n"
+    source += "assert jnp.linalg.solve(2 * jnp.eye(3), jnp.ones(3)).tolist() == [0.5] * 3\n"
+    source += "assert scipy.linalg.solve([[2.0]], [1.0]).tolist() == [0.5]\n"
+    subprocess.run([sys.executable, "-c", source], check=True)
+
+
+def test_programs_packed_with_zstandard_are_unpacked_with_it(monkeypatch) -> None:
+    packed = b"\x28\xb5\x2f\xfd rest"
+    monkeypatch.setitem(sys.modules, loaded.ZSTANDARD, SimpleNamespace(decompress={packed: b"a program"}.__getitem__))
+    assert loaded._unpacked(packed) == b"a program"
 
 
 @pytest.mark.parametrize("other", [{"learning_rate": "0.01"}, {"seed": "1"}, {"eval_episodes": "5"}])
