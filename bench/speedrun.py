@@ -65,14 +65,16 @@ tuned: 16 questions a step and two steps of warm-up, where [an earlier bench](gs
 down before the first of these runs.
 
 The second table is of another such GPU with sixteen cores, and of a later commit: 60 s are missed again, on three of
-three. Its first step began after 46, 40 and 34 s: seed 0 was the first to run there, so that it compiled every kernel,
-seed 1 some, seed 2 none. The 34 s are 24 s of imports and loading and 10 s of the first look; of a minute, learning gets
-14 to 26 s. On one more such GPU two hours before, an earlier commit had begun after 53, 40 and 34 s, with 18 s for imports
-and loading and 16 for the look, and had reached +20 points at 63 s with seed 2 alone: machines differ by more than that.
+three. Its first step began after 46, 40 and 34 s: seed 0 was the first to run there, so that it compiled every
+kernel, seed 1 some, seed 2 none. The 34 s are 24 s of imports and loading and 10 s of the first look; of a minute,
+learning gets 14 to 26 s. On one more such GPU two hours before, an earlier commit had begun after 53, 40 and 34 s,
+with 18 s for imports and loading and 16 for the look, and had reached +20 points at 63 s with seed 2 alone: machines
+differ by more than that.
 
 Between the two commits graders were mended: an evaluation takes over what the reward `correctness` found instead of
-loading all that language models need into a new process to compare again, and a comparison takes a third of the CPU time
-([figures](decisions.md#the-time-of-a-comparison-a-timers-signal)). Later looks took 4 s or 13 before, and take 4.0 to 9.5.
+loading all that language models need into a new process to compare again, and a comparison takes a third of the CPU
+time ([figures](decisions.md#the-time-of-a-comparison-a-timers-signal)). Later looks took 4 s or 13 before, and take
+4.0 to 9.5.
 
 The model is Qwen2.5-Coder-1.5B-Instruct from a file of 4 bits a weight, made whole. SmolLM2-135M-Instruct, which pip
 brings, knows next to nothing of GSM8K: nobody should expect 20 points of it. On two-digit sums it begins at about a
