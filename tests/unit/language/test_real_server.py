@@ -17,6 +17,7 @@ import grpo
 from grpo.language import GRPOConfig, GRPOTrainer
 from grpo.language.data.chat import prepare_tokenizer
 from grpo.language.engines import Sampling
+from grpo.language.engines.inline import InlineEngine
 from grpo.language.engines.vllm import RECEIVER, VLLMEngine
 from grpo.language.engines.vllm.server import VLLMServer
 
@@ -129,3 +130,21 @@ def test_a_run_learns_from_what_a_server_samples(served, tmp_path, staleness):
     reports = trainer.train(progress=None)
     assert len(reports) == 3 and not torch.equal(before, trainer.model.get_input_embeddings().weight)
     assert abs(reports[0]["mismatch_kl"]) < 1e-4
+
+
+def test_an_evaluation_amid_what_is_asked_ahead_is_of_the_present_weights(served, tmp_path):
+    """The next step's requests are under way when the weights are pushed, stop, and go on beside the evaluation's."""
+    how = {"num_generations": 4, "prompts_per_step": 4, "max_completion_length": 24, "preflight": False, "seed": 0}
+    how |= {"device": "cpu", "learning_rate": 1e-2, "engine": "vllm", "servers": [served("whole")], "staleness": 1.0}
+    rows = [{"prompt": f"What is {a}+{a}?", "answer": str(a + a)} for a in range(12)]
+    how |= {"engine_kwargs": {"folder": str(tmp_path), "deadline": DEADLINE}, "eval_prompts": len(rows)}
+    config = GRPOConfig(output_dir=str(tmp_path / "run"), **how)
+    trainer = GRPOTrainer(made(), digits, config, rows, rows, processing_class=tiny_tokenizer())
+    for _ in range(5):
+        trainer.step()
+        samples = trainer.evaluate().samples
+        own = InlineEngine(trainer.policy.model, trainer.tokens)
+        answers = own.generate([s.prompt.ids for s in samples], 1, Sampling(24, temperature=0.0), range(len(samples)))
+        assert [s.ids.tolist() for s in samples] == [answer.ids.tolist() for answer in answers]
+        own.close()
+    trainer.source.close()
