@@ -30,7 +30,9 @@ from grpo.app.builders import configs
 from grpo.app.look import FRESH
 from grpo.app.settings import flag_layer, preset_layer, resolve
 from grpo.control import GRPOTrainer
+from grpo.control.config import ControlConfig
 from grpo.control.play import play
+from grpo.envs.fleet import Fleet
 from grpo.envs.make import make_fleet
 from grpo.envs.metaworld import expert, names
 from grpo.seeding import start_seeds
@@ -40,11 +42,17 @@ PATH = Path(__file__).resolve().parent / "results" / "mt10.json"
 ENV = "grpo.envs.metaworld:MetaWorld"
 
 
-def shown(tasks: list[str], episodes: int, steps: int, seed: int, path: Path) -> Path:
+def alone(task: str, copies: int, config: ControlConfig) -> Fleet:
+    """A task by itself, as the preset plays it."""
+    kwargs = config.env_kwargs | {"tasks": [task]}
+    return make_fleet(ENV, copies, kind="serial", kwargs=kwargs, horizon=config.max_episode_steps)
+
+
+def shown(tasks: list[str], episodes: int, config: ControlConfig, seed: int, path: Path) -> Path:
     """A file with so many episodes of each task in which its script succeeded."""
     seen, done, number, at = [], [], [], 0
     for task in tasks:
-        fleet = make_fleet(ENV, 1, kind="serial", kwargs={"tasks": [task]}, horizon=steps)
+        fleet = alone(task, 1, config)
         kept = 0
         for start in start_seeds([seed, tasks.index(task)], 20 * episodes, held_out=False):
             now, rows, over, won = fleet.reset([0], [start]).observation[0], [], False, False
@@ -70,7 +78,7 @@ def judged(trainer: GRPOTrainer, tasks: list[str], episodes: int, seed: int) -> 
     """Share of each task, and of all with an interval."""
     shares, every = {}, []
     for task in tasks:
-        fleet = make_fleet(ENV, 4, kind="serial", kwargs={"tasks": [task]}, horizon=trainer.config.max_episode_steps)
+        fleet = alone(task, 4, trainer.config)
         starts = start_seeds([seed + FRESH, len(shares)], episodes, held_out=True)
         played = play(fleet, trainer.policy, trainer.source.scaling, starts, None, trainer.config.rules)
         won = (played.success_N == 1.0).astype(float)
@@ -83,9 +91,10 @@ def judged(trainer: GRPOTrainer, tasks: list[str], episodes: int, seed: int) -> 
 def cell(args: argparse.Namespace, tasks: list[str], seed: int) -> dict[str, Any]:
     """Record, imitate, learn until the time is over."""
     with tempfile.TemporaryDirectory() as folder:
-        steps = resolve([preset_layer("metaworld-mt10")], configs()).config.max_episode_steps
-        file = shown(tasks, args.shown, int(steps), seed, Path(folder) / "shown.npz")
-        flags = [("warm_start", str(file)), ("env_kwargs", {"tasks": tasks}), ("seed", seed), ("eval_episodes", 10)]
+        preset = resolve([preset_layer("metaworld-mt10")], configs()).config
+        file = shown(tasks, args.shown, preset, seed, Path(folder) / "shown.npz")
+        kwargs = preset.env_kwargs | {"tasks": tasks}
+        flags = [("warm_start", str(file)), ("env_kwargs", kwargs), ("seed", seed), ("eval_episodes", 10)]
         flags += [tuple(item.split("=", 1)) for item in args.set]
         config = resolve([preset_layer("metaworld-mt10"), flag_layer(flags)], configs()).config
         trainer = GRPOTrainer(config=config)

@@ -50,7 +50,9 @@ BLOCKS: Blocks = {
         "advantage", "gae_lambda", "baseline_features", "baseline_memory", "credit_until_reward",
         "critic_learning_rate", "critic_passes",
     ),
-    "warm_start": ("warm_start", "warm_start_episodes", "warm_start_passes"),
+    "warm_start": (
+        "warm_start", "warm_start_episodes", "warm_start_passes", "warm_start_weight_decay", "warm_start_lr_schedule",
+    ),
     "eval": ("eval_episodes", "eval_greedy", "video", "films"),
 }  # fmt: skip
 """The room's own."""
@@ -158,6 +160,10 @@ class ControlConfig(GRPOConfig):
     """Episodes that the function plays; those that are known to have failed are not imitated."""
     warm_start_passes: int = Field(default=100, ge=1)
     """Passes over what was shown."""
+    warm_start_weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's, while imitating: what a few episodes do not tell apart weighs less."""
+    warm_start_lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate of the imitation falls from pass to pass, to 0 after the last."""
 
     # --- evaluation
     eval_episodes: int = Field(default=20, ge=1)
@@ -243,7 +249,7 @@ class ControlConfig(GRPOConfig):
         home = ("auto",) if isinstance(self.workers, str) else ("auto", "processes")
         if self.workers is not None and self.vector not in home:
             idle["workers"] = f"it needs vector={home[-1]}"
-        changed = self._changed("warm_start_episodes", "warm_start_passes")
+        changed = self._changed(*(name for name in BLOCKS["warm_start"] if name != "warm_start"))
         if self.warm_start is None:
             idle |= dict.fromkeys(changed, "it needs warm_start")
         elif self.warm_start.endswith(".npz") and "warm_start_episodes" in changed:

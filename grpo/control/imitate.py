@@ -30,7 +30,8 @@ from grpo.envs.fleet import EnvError, Fleet, Tree
 from grpo.envs.heads import Head
 from grpo.envs.make import EnvFactory
 from grpo.envs.spaces import each, take
-from grpo.optimizers import Adam
+from grpo.optimizers import AdamW
+from grpo.rates import FALLING
 from grpo.rollouts import Rollouts
 from grpo.run.files import DAMAGE, FolderError
 from grpo.run.inside import open_regular
@@ -38,7 +39,7 @@ from grpo.run.inside import open_regular
 ROWS = 8
 """Episodes in one step of the optimizer."""
 LEARNING_RATE = 3e-3
-"""Of its Adam; the run's own has not begun yet."""
+"""Of its AdamW; the run's own has not begun yet."""
 
 
 @dataclass(frozen=True)
@@ -183,11 +184,14 @@ def imitate(policy: ActorPolicy, scaling: Scaling, shown: Shown, config: Control
     """Make what was shown likely; the mean log-prob of an action (or token) that was reached."""
     scaling.update(take(shown.observation, shown.mask_NT))
     rows = _rows(policy, scaling, shown)
-    optimizer = Adam(policy.network.parameters(), lr=LEARNING_RATE)
+    decay, schedule, passes = config.warm_start_weight_decay, config.warm_start_lr_schedule, config.warm_start_passes
+    optimizer = AdamW(policy.network.parameters(), lr=LEARNING_RATE, weight_decay=decay)
     order = torch.Generator().manual_seed(config.seed)
     policy.train()
     logp = 0.0
-    for _ in range(config.warm_start_passes):
+    for number in range(passes):
+        if schedule in FALLING:
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * FALLING[schedule](number / passes)
         total = torch.zeros(())
         for index in torch.split(torch.randperm(len(rows), generator=order), ROWS):
             part = rows.select(index)

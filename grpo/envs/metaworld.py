@@ -4,7 +4,9 @@
     warm_start: grpo.envs.metaworld:expert
 
 One policy for all tasks: behind the 39 numbers of the arm stands which task it is. The scripted experts that come with
-Meta-World are one function here, which reads the task there too. Metaworld 3.1 needs a MuJoCo before 4.
+Meta-World are one function here, which reads the task there too. With `differences` nine numbers more stand behind
+both: the ways from the hand to what it handles, from there to the goal, and from the hand to the goal. Metaworld 3.1
+needs a MuJoCo before 4.
 """
 
 from __future__ import annotations
@@ -23,6 +25,10 @@ from grpo.errors import line
 
 SEEN = 39
 """Numbers of the arm, what it handles and the goal."""
+WAYS = 9
+"""Numbers of `differences`."""
+HAND, THING, GOAL = slice(0, 3), slice(4, 7), slice(36, 39)
+"""Where these stand among the numbers seen."""
 BENCHMARKS = ("MT10", "MT25", "MT50")
 INSTALL = "pip install metaworld 'mujoco<3.12'"
 _free: dict[str, list[Any]] = {}
@@ -32,16 +38,23 @@ _free: dict[str, list[Any]] = {}
 class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
     """A task of the benchmark for each seed; `tasks` are those that are drawn from, None: all of them."""
 
-    def __init__(self, benchmark: str = "MT10", tasks: Sequence[str] | None = None, sparse: bool = True) -> None:
+    def __init__(
+        self,
+        benchmark: str = "MT10",
+        tasks: Sequence[str] | None = None,
+        sparse: bool = True,
+        differences: bool = False,
+    ) -> None:
         known = names(benchmark)
         unknown = [task for task in tasks or () if task not in known]
         if unknown or (tasks is not None and not len(tasks)):
             raise EnvError(f"{benchmark} has no task {', '.join(map(str, unknown))!r}; its tasks: {', '.join(known)}")
-        self._known, self._drawn, self._sparse = known, list(tasks or known), sparse
+        self._known, self._drawn, self._sparse, self._differences = known, list(tasks or known), sparse, differences
         self._env, self._task = _taken(self._drawn[0]), self._drawn[0]
         self.max_episode_steps = int(self._env.max_path_length)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
-        self.observation_space = spaces.Box(-np.inf, np.inf, (SEEN + len(known),), np.float32)
+        size = SEEN + len(known) + WAYS * differences
+        self.observation_space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -74,7 +87,10 @@ class MetaWorld(gym.Env[np.ndarray, np.ndarray]):
     def _with_task(self, seen: np.ndarray) -> np.ndarray:
         which = np.zeros(len(self._known), np.float32)
         which[self._known.index(self._task)] = 1.0
-        return np.concatenate([np.asarray(seen, np.float32), which])
+        seen = np.asarray(seen, np.float32)
+        hand, thing, goal = seen[HAND], seen[THING], seen[GOAL]
+        ways = [thing - hand, goal - thing, goal - hand] if self._differences else []
+        return np.concatenate([seen, which, *ways])
 
 
 def names(benchmark: str) -> list[str]:
@@ -86,8 +102,9 @@ def names(benchmark: str) -> list[str]:
 
 def expert(seen: np.ndarray) -> np.ndarray:
     """What Meta-World's script of the task does."""
-    benchmark = f"MT{len(seen) - SEEN}"
-    task = names(benchmark)[int(np.argmax(seen[SEEN:]))]
+    count = len(seen) - SEEN
+    count -= 0 if f"MT{count}" in BENCHMARKS else WAYS
+    task = names(f"MT{count}")[int(np.argmax(seen[SEEN : SEEN + count]))]
     action = _script(task).get_action(np.asarray(seen[:SEEN], np.float64))
     return np.clip(np.asarray(action, np.float32), -1.0, 1.0)
 

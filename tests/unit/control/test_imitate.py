@@ -87,6 +87,35 @@ def test_the_divergence_is_measured_to_the_policy_that_imitates():
     assert not all(torch.equal(p, warm[name]) for name, p in made.reference.parameters().items())
 
 
+def imitated(**settings):
+    made = make(**settings)
+    made.source.warm_up()
+    return weights(made)
+
+
+def test_the_rate_falls_to_the_last_pass():
+    """Two passes at the whole rate move the weights more than one at the whole and one at half of it."""
+    begun, once = weights(make()), imitated(warm_start_passes=1)
+    constant = imitated(warm_start_passes=2)
+    falling = imitated(warm_start_passes=2, warm_start_lr_schedule="linear")
+    for name in once:
+        if not torch.equal(begun[name], once[name]):  # all but the deviation
+            half, whole = (falling[name] - once[name]).norm(), (constant[name] - once[name]).norm()
+            assert half > 0 and torch.isclose(half, whole / 2, rtol=0.02)
+
+
+def test_weights_that_decay_are_smaller_and_without_decay_they_are_what_they_were():
+    plain, none, some = (
+        imitated(**more) for more in ({}, {"warm_start_weight_decay": 0.0}, {"warm_start_weight_decay": 1.0})
+    )
+    assert all(torch.equal(plain[name], none[name]) for name in plain)
+
+    def size(found):
+        return sum(float(p.norm()) for p in found.values())
+
+    assert size(some) < 0.95 * size(plain)
+
+
 def test_the_deviation_is_left_to_explore_with():
     made = make(log_std=-0.3)
     made.source.warm_up()
@@ -244,6 +273,8 @@ def test_an_expert_that_cannot_be_imitated_is_named(name, message):
     [
         ({"warm_start_passes": 3}, "warm_start_passes has no effect here: it needs warm_start"),
         ({"warm_start_episodes": 3}, "warm_start_episodes has no effect here: it needs warm_start"),
+        ({"warm_start_weight_decay": 0.1}, "warm_start_weight_decay has no effect here: it needs warm_start"),
+        ({"warm_start_lr_schedule": "linear"}, "warm_start_lr_schedule has no effect here: it needs warm_start"),
         ({"warm_start": "a.npz", "warm_start_episodes": 3}, "recorded episodes are all imitated"),
     ],
 )

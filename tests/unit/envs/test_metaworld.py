@@ -43,3 +43,15 @@ def test_a_seed_is_a_task_and_a_start_and_its_script_succeeds():
 def test_an_unknown_task_is_named():
     with pytest.raises(EnvError, match=r"MT10 has no task 'swim-v3'.*reach-v3"):
         make_fleet(ENV, 1, kind="serial", kwargs={"tasks": ["swim-v3"]})
+
+
+@pytest.mark.skipif(not THERE, reason="Meta-World is not installed")
+def test_differences_are_the_ways_between_hand_thing_and_goal_and_change_nothing_else():
+    from grpo.envs.metaworld import WAYS, expert
+
+    plain, more = (make_fleet(ENV, 1, kind="serial", kwargs={"differences": on}) for on in (False, True))
+    few, all_ = (fleet.reset([0], [7]).observation[0] for fleet in (plain, more))
+    assert all_.shape == more.observation_space.shape == (len(few) + WAYS,) and all_[:-WAYS].tolist() == few.tolist()
+    hand, thing, goal = few[0:3], few[4:7], few[36:39]
+    assert np.allclose(all_[-WAYS:], np.concatenate([thing - hand, goal - thing, goal - hand]))
+    assert expert(all_).tolist() == expert(few).tolist()
