@@ -443,9 +443,9 @@ def _dream() -> str:
         return "Not measured."
     steps, rows = found["futures"] * found["steps"], found["rows"]
     lines = [
-        f"What each setting brings, in milliseconds of a call of {found['futures']:,} futures × {found['steps']} steps: "
-        "a third H200, read off a longer form of `bench/dream.py` while other jobs had most of the machine's cores (calls "
-        "that are not captured are medians of 15, the others of 50).",
+        f"What each setting brings, in milliseconds of a call of {found['futures']:,} futures × {found['steps']} "
+        "steps: a third H200, read off a longer form of `bench/dream.py` while other jobs had most of the machine's "
+        "cores (calls that are not captured are medians of 15, the others of 50).",
         "",
         "| | by the clock | the graph alone | imagined steps a second |",
         "|---|--:|--:|--:|",

@@ -19,9 +19,10 @@ def test_the_readme_states_what_was_measured():
     steps = [[page["_median"](control, task, peer, "env_steps") for peer in ("sb3", "ours")] for task in page["TASKS"]]
     shares = [theirs / own for theirs, own in steps if theirs and own]
     assert len(shares) == 5 and f"{min(shares):.1f} to {max(shares):.1f} of our environment steps" in README
-    rates = page["_rates"](page["results"]("worldmodel_speed_gpu"))
-    jax = f"{1 / rates['update']:.2f} of our updates on vectors and {1 / rates['imagine']:.1f} × our imagined steps"
-    assert f"{jax}; since then a dream of ours takes {page['_dream_share']():.2f} of its time" in README
+    beside = page["results"]("worldmodel_jax_gpu")
+    rates, coarse = (page["_rates"](beside, way) for way in ("ours", "ours_bfloat16"))
+    jax = f"{1 / rates['update']:.2f} of our updates on vectors and {1 / rates['imagine']:.2f} of our imagined steps"
+    assert f"{jax}, {1 / coarse['imagine']:.2f} where ours are in bfloat16" in README
 
 
 def test_the_readmes_pictures_load_fast():
