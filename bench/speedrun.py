@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> None:
     config = settled(args)
     trainer: Any = TASKS["language"].trainer(config)
     trainer.schedule(FIRST_STEPS)
-    start["trainer"] = loaded = clock()
+    start["trainer"] = clock()
     found: dict[str, Any] = {
         "course": args.course,
         "model": args.name,
@@ -150,7 +150,6 @@ def run(args: argparse.Namespace) -> None:
         "flags": COURSES[args.course][1] | dict(word.split("=", 1) for word in args.set),
         "versions": cells.versions(),
         "machine": cells.machine("cuda" if torch.cuda.is_available() else "cpu"),
-        "loaded": loaded,
         "start": start,
         "looks": [],
         "rows": [],

@@ -108,6 +108,7 @@ class Stepping:
         self._taught = False
         """Whether a group of this process's steps had a signal."""
         self._told_unanswered = False
+        """Whether somebody was warned that part of an evaluation failed."""
         self._reason: str | None = None
         self._agreed: str | None = None
         self.why = ""
@@ -174,7 +175,7 @@ class Stepping:
         if failed:
             message = f"{failed:.0f} tries of the evaluation failed"
             self.tell(step, "evaluation_failed", message)
-            if not self._told_unanswered:
+            if self.trainer.ranks.chief and not self._told_unanswered:
                 self._told_unanswered = True
                 _warned(step, "evaluation_failed", message)
 
